@@ -10,8 +10,9 @@
 #include "tests/refusal.h"
 #include "tests/script.h"
 #include "tests/small_models.h"
-#include "training/inspect/arrays.h"
 #include "training/checkpoint/safetensors.h"
+#include "training/inspect/arrays.h"
+#include "training/inspect/measures.h"
 
 using namespace gated;
 using Json = nlohmann::json;
@@ -249,8 +250,8 @@ TEST_CASE("arrays: the loss by position is printed by octaves, in lines that fit
 
 namespace {
 
-// Of two losses, the second of a shorter batch.
-Arrays arrays_of(const ModelConfig& config, Context& ctx) {
+// Of two losses, the second of a shorter batch, and what a meter beside it sees.
+Arrays arrays_of(const ModelConfig& config, Context& ctx, Meter* beside = nullptr) {
   Model model(config, 2, config.context, 3, ctx);
   ArrayMeter meter(config, ctx.device);
   for (size_t batch : {0, 1}) {
@@ -258,6 +259,7 @@ Arrays arrays_of(const ModelConfig& config, Context& ctx) {
     const std::vector<int> ids = some_ids(sequences * config.context, config.vocab, 5 + batch);
     model.loss({ids, ids, sequences, config.context});
     model.inspect(meter);
+    if (beside) model.inspect(*beside);
   }
   return meter.result();
 }
@@ -314,18 +316,18 @@ TEST_CASE("arrays: after a forward alone there is no loss by position", "[arrays
   REQUIRE(meter.result().find("final_output"));
 }
 
-TEST_CASE("arrays: the same bits on every device", "[bitwise]") {
-  for (const char* flags :
-       {"", "--norm=gated --norm-rank=3 --attn=g1", "--attn-sink=kv-bias --window=4 --qk-norm=off",
-        "--attn-score=sigmoid --norm=preaffine --norm-placement=sandwich", "--attn=g2 --gate=shared --norm=none",
-        "--attn=g1 --gate=static --norm-placement=post",
-        "--mixer=hybrid --linear-key-dim=6 --linear-value-dim=5 --attn=g1 --gate-op=add --gate-act=silu"}) {
+TEST_CASE("arrays: they and measures have the same bits on every device", "[bitwise]") {
+  for (const std::string& flags : small_models()) {
     INFO(flags);
     const ModelConfig config = small_model(flags);
     std::optional<Arrays> expected;
+    std::string measured;
     on_every_device([&](Context& ctx) {
-      const Arrays arrays = arrays_of(config, ctx);
-      if (!expected) expected = arrays;
+      Meter meter(ctx.device);
+      const Arrays arrays = arrays_of(config, ctx, &meter);
+      const std::string entry = measures_entry(1, meter.result());
+      if (!expected) expected = arrays, measured = entry;
+      REQUIRE(entry == measured);
       REQUIRE(arrays.metadata == expected->metadata);
       REQUIRE(arrays.list.size() == expected->list.size());
       for (size_t i = 0; i < arrays.list.size(); i++) {

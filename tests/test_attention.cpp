@@ -66,30 +66,6 @@ TEST_CASE("attention: gradients of it and its variants against finite difference
   }
 }
 
-TEST_CASE("attention: one query against the formula", "[reference]") {
-  // Two keys with scores 0 and 1/sqrt(2); the first query sees only the first key.
-  const std::vector<double> q{0, 0, 3, 1}, k{0, 0, 1, -2}, v{1, 2, 5, -7}, sink{0.5}, value{-3, 4};
-  const double root = 1 / std::sqrt(2.0);
-  auto forward = [&](const AttentionShape& s, const SinkOf<double>& position, const std::vector<double>& expected_o,
-                     const std::vector<double>& expected_lse) {
-    std::vector<double> o(4), lse(2);
-    attention_forward_ref(o.data(), lse.data(), q.data(), k.data(), v.data(), s, position);
-    REQUIRE(relative_error(expected_o, o) < 1e-15);
-    REQUIRE(relative_error(expected_lse, lse) < 1e-15);
-  };
-  const AttentionShape s{1, 2, 1, 1, 2};
-  const double e = std::exp(root), x = std::exp(0.5), sum = x + 1 + e;
-  forward(s, {}, {1, 2, (1 + 5 * e) / (1 + e), (2 - 7 * e) / (1 + e)}, {0, std::log(1 + e)});
-  forward(windowed(s, 1), {}, v, {0, root});
-  forward(s, {sink.data()}, {1 / (x + 1), 2 / (x + 1), (1 + 5 * e) / sum, (2 - 7 * e) / sum},
-          {std::log(x + 1), std::log(sum)});
-  forward(s, {sink.data(), false, nullptr, value.data()},
-          {(1 - 3 * x) / (x + 1), (2 + 4 * x) / (x + 1), (1 + 5 * e - 3 * x) / sum, (2 - 7 * e + 4 * x) / sum},
-          {std::log(x + 1), std::log(sum)});
-  const double p0 = 1 / (1 + std::exp(2.0)), p1 = 1 / (1 + std::exp(2.0 - root));
-  forward(sigmoid(s, -2), {}, {p0, 2 * p0, p0 + 5 * p1, 2 * p0 - 7 * p1}, {0, 0});
-}
-
 // Random scores of a few units, or of some hundred: then p spans all that floats hold, denormals and 0
 // included.
 constexpr float plain = 1, large = 9;
@@ -235,22 +211,6 @@ TEST_CASE("attention: scores may be divided by the root of another number than t
   for (double& x : longer) x *= std::sqrt(5.0 / 13.0);
   REQUIRE(relative_error(forward(s, longer), forward(divided(s, 13), q)) < 1e-14);
   REQUIRE(forward(divided(s, 5), q) == forward(s, q));
-}
-
-TEST_CASE("attention: query head h reads kv head h/(H/KVH)", "[reference]") {
-  const AttentionShape grouped{2, 9, 6, 2, 5}, repeated{2, 9, 6, 6, 5};
-  const Inputs in(grouped, plain);
-  Inputs all(repeated, plain);
-  for (size_t t = 0; t < repeated.B * repeated.T; t++)
-    for (size_t h = 0; h < repeated.H; h++)
-      for (size_t d = 0; d < repeated.D; d++) {
-        const size_t to = (t * repeated.H + h) * repeated.D + d, from = (t * grouped.KVH + h / 3) * grouped.D + d;
-        all.k[to] = in.k[from], all.v[to] = in.v[from];
-      }
-  const Attended expected(all), got(in);
-  REQUIRE_BITWISE(expected.o.values(), got.o.values());
-  REQUIRE_BITWISE(expected.lse.values(), got.lse.values());
-  REQUIRE_BITWISE(expected.dq.values(), got.dq.values());
 }
 
 TEST_CASE("attention: what it refuses", "[refusal]") {

@@ -235,6 +235,10 @@ TEST_CASE("resume: a checkpoint goes on under the flags that it was made with, b
   REQUIRE(contains(difference(plain, remembered("--precision=bf16")),
                    "--precision=fp32, this run has --precision=bf16: resume with the "
                    "same, add --change-precision"));
+  REQUIRE(contains(difference(plain, remembered("--mixer=gated-delta")),
+                   "--mixer=attention, this run has --mixer=gated-delta"));
+  REQUIRE(contains(difference(remembered("--layers=1"), remembered("--layers=1 --mixer=hybrid")),
+                   "--mixer=attention --attention-every=4, this run has --mixer=hybrid"));
   REQUIRE(contains(difference(plain, remembered("--vocab=32")), "was made with other data"));
   REQUIRE(difference(plain, remembered("--recompute=full")) == "");
   REQUIRE(difference(plain, remembered("--graph")) == "");

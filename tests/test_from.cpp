@@ -119,7 +119,6 @@ TEST_CASE("from: what is no model, and what the model is not, is refused in one 
   const auto from = [&](const std::string& rest) { return f.run("{repo}/train --device=cpu --from=" + rest); };
   f.write("empty/a", "");
   f.done(small + "--attn=g1 --out=gated");
-  f.done(small + "--mixer=gated-delta --linear-key-heads=2 --linear-key-dim=4 --out=linear");
   for (const auto& [flags, named] :
        {std::pair("nothing", "--from=nothing: there is no such file or folder"),
         {"empty", "--from=empty: holds neither step_*.safetensors"},
@@ -129,15 +128,8 @@ TEST_CASE("from: what is no model, and what the model is not, is refused in one 
         {"run --layers=2", "no tensor \"model.layers.1.input_layernorm.weight\""},
         {"run --evaluate --context=32", "learned 16 positions and knows no others"},
         {"run --params=9000 --generate --prompt-tokens=1", "--params with --from=run: the width of its FFN"},
-        // Weights that a flag leaves without a place.
-        {"gated --norm=gated --out=not-made", "with --norm=gated it is another model"},
-        {"gated --attn=full", "with --attn=full it is another model than its weights are"},
-        {"gated --attn=g4 --gate=headwise --qk-norm=off",
-         "with --attn=g4, --gate=headwise, --qk-norm=off it is another model"},
-        // The same shapes, and something else in them.
-        {"gated --attn=g2", "with --attn=g2 it is another model"},
-        {"gated --heads=1 --kv-heads=1 --head-dim=32 --qk-norm=off", "it is another model"},
-        {"linear --linear-key-heads=1 --linear-key-dim=8", "was trained with --linear-key-heads=2;"}})
+        // Weights that a flag leaves without a place. (Every flag: tests/test_from_matrix.cpp.)
+        {"gated --norm=gated --out=not-made", "with --norm=gated it is another model"}})
     require_refused_at_once(from(flags), named);
   REQUIRE(!fs::exists(f / "not-made"));
   require_refused_at_once(f.run("{repo}/train --evaluate"), "--evaluate needs --out=FOLDER");

@@ -1,22 +1,11 @@
-// gate: the reference against finite differences, the kernels against the reference, one score for many
-// elements, both forms and every activation.
+// gate: the reference against finite differences, the kernels against the reference, both forms and every activation.
+// (Against PyTorch, and one score for many elements: tests/test_fixtures.cpp.)
 #include "kernels/gate.h"
 
 #include "tests/gate_ops.h"
 #include "tests/harness.h"
 
 using namespace gated;
-
-namespace {
-
-// The reference, over whole vectors.
-template <class T>
-void forward(std::vector<T>& y, const std::vector<T>& x, const std::vector<T>& z, size_t N, size_t C, size_t group,
-             const GateOp& op) {
-  gate_forward_ref(y.data(), x.data(), z.data(), N, C, group, op);
-}
-
-}  // namespace
 
 TEST_CASE("gate: gradients against finite differences", "[gradcheck]") {
   const size_t N = 3, C = 12, n = N * C;
@@ -27,22 +16,9 @@ TEST_CASE("gate: gradients against finite differences", "[gradcheck]") {
       const auto dy = random_values<double>(n, 3);
       std::vector<double> y(n), dx(n), dz(z.size());
       gate_backward_ref(dx.data(), dz.data(), dy.data(), x.data(), z.data(), N, C, group, op);
-      const auto loss = [&] { return forward(y, x, z, N, C, group, op), dot(y, dy); };
+      const auto loss = [&] { return gate_forward_ref(y.data(), x.data(), z.data(), N, C, group, op), dot(y, dy); };
       check_gradients(loss, {{"x", x, dx}, {"z", z, dz}});
     }
-}
-
-TEST_CASE("gate: a score for a head is that score for each of its elements", "[bitwise]") {
-  const size_t N = 5, C = 24, group = 8;
-  const auto x = random_values<float>(N * C, 1), z = random_values<float>(N * C / group, 2, 4.0f);
-  std::vector<float> repeated(N * C), headwise(N * C), elementwise(N * C);
-  for (size_t i = 0; i < N * C; i++) repeated[i] = z[i / group];
-  for (const GateOp& op : gate_ops) {
-    INFO(describe(op));
-    forward(headwise, x, z, N, C, group, op);
-    forward(elementwise, x, repeated, N, C, 1, op);
-    REQUIRE_BITWISE(elementwise, headwise);
-  }
 }
 
 TEST_CASE("gate: what the forms make of a logit", "[bitwise]") {
@@ -53,7 +29,7 @@ TEST_CASE("gate: what the forms make of a logit", "[bitwise]") {
   auto require = [&](const GateOp& op, const std::vector<float>& z, auto value) {
     INFO(describe(op));
     for (size_t i = 0; i < N * C; i++) expected[i] = value(x[i], z[i]);
-    forward(y, x, z, N, C, 1, op);
+    gate_forward_ref(y.data(), x.data(), z.data(), N, C, 1, op);
     REQUIRE_BITWISE(expected, y);
   };
   require({}, z, [](float x, float z) { return x * exact_sigmoid(z); });

@@ -6,21 +6,6 @@
 using namespace gated;
 using namespace gated::gated_delta_cases;
 
-TEST_CASE("gated_delta: two tokens by hand") {
-  // One head, Dk 2, Dv 1. The key (1,0) gets the value 3; half of it decays; then half of what is missing to 5 is
-  // written.
-  const std::vector<double> q = {2, 0, 1, 1}, k = {1, 0, 1, 0}, v = {3, 5}, g = {0, -std::log(2.0)}, beta = {1, 0.5};
-  std::vector<double> o(2), final(2), error(2);
-  gated_delta_forward_ref<double>({o.data(), final.data(), error.data(), nullptr},
-                                  {q.data(), k.data(), v.data(), g.data(), beta.data()}, {1, 2, 1, 1, 2, 1});
-  REQUIRE(error[0] == Approx(3));
-  REQUIRE(o[0] == Approx(6));
-  REQUIRE(error[1] == Approx(3.5));
-  REQUIRE(o[1] == Approx(3.25));
-  REQUIRE(final[0] == Approx(3.25));
-  REQUIRE(final[1] == 0);
-}
-
 TEST_CASE("gated_delta: gradients against finite differences", "[gradcheck]") {
   gradients<Recurrence>();
 }

@@ -1,7 +1,6 @@
 // hf_model: folders of transformers read and written. tests/fixtures/hf_models.json, made by scripts/make_models.py,
 // says what transformers' own models compute with weights that both sides make.
 #include <omp.h>
-#include <signal.h>
 #include <sys/file.h>
 
 #include <map>
@@ -21,7 +20,6 @@
 #include "training/models/hf_config.h"
 #include "training/models/hf_model.h"
 #include "training/models/hf_weights.h"
-#include "training/process/interrupt.h"
 
 using namespace gated;
 
@@ -511,33 +509,6 @@ TEST_CASE("hf_model: what killed exports left goes with the next; what only look
   REQUIRE(says(in_the_way("").text, {"wrote out: ", "\nmine\n"}));
   REQUIRE(f.run("LC_ALL=C ls").text == "in\nother.tmp.7\nout\n" + kept.substr(kept.find("out.")));
   REQUIRE(f.run("ls out").text == "config.json\nmodel.safetensors\n");
-}
-
-TEST_CASE("hf_model: an export that is interrupted leaves nothing, and ends as a run that is", "[hf]") {
-  const Folder f;
-  write_model(f, "llama");
-  // A process of its own, as a signal that came is never forgotten.
-  const pid_t child = fork();
-  if (child == 0) {
-    const Config c = config_from(f / "in");
-    const Model model(c.model);
-    signal(SIGTERM, SIG_DFL);  // Catch2 has a handler of its own
-    const CatchInterrupts catching;
-    raise(SIGTERM);
-    try {
-      export_hf_folder(
-          f / "ended", c, model.weights.list(),
-          [&](float* flat) { c.source->read(c.model, model.weights.list(), flat); }, false);
-    } catch (const Interrupted& e) {
-      _exit(e.what() == "--export=" + (f / "ended") + ": interrupted: nothing is written" ? 0 : 1);
-    }
-    _exit(2);
-  }
-  int status = 0;
-  waitpid(child, &status, 0);
-  REQUIRE(WIFEXITED(status));
-  REQUIRE(WEXITSTATUS(status) == 0);
-  REQUIRE(f.run("ls").text == "in\n");
 }
 
 TEST_CASE("hf_model: an export does not round a weight to infinity", "[hf]") {

@@ -55,32 +55,16 @@ TEST_CASE("philox: another seed, stream or index is another draw", "[philox]") {
   CHECK(seen.size() == draws);
 }
 
-TEST_CASE("philox: uniform values stay in their interval at both ends", "[philox]") {
-  CHECK(unit_float(0) == 0.0f);
+TEST_CASE("philox: uniform values are shares of their interval, up to both ends", "[philox]") {
+  CHECK((unit_float(0) == 0.0f && unit_float(0x40000000) == 0.25f && unit_float(3u << 30) == 0.75f));
   CHECK(unit_float(~0u) == 1.0f - 0x1p-24f);
-  CHECK(unit_double(0) == 0.0);
+  CHECK((unit_double(0) == 0.0 && unit_double(1ull << 62) == 0.25 && unit_double(3ull << 62) == 0.75));
   CHECK(unit_double(~uint64_t(0)) == 1.0 - 0x1p-53);
   CHECK(unit_double(~uint64_t(0)) + 0x1p-53 == 1.0);
   for (uint64_t i = 0; i < 100; ++i) {
     CHECK(uniform_float(seed, stream, i) == unit_float(random_u32(seed, stream, i)));
     CHECK(uniform_double(seed, stream, i) == unit_double(random_u64(seed, stream, i)));
     CHECK(positive_uniform_double(seed, stream, i) == uniform_double(seed, stream, i) + 0x1p-53);
-  }
-}
-
-TEST_CASE("philox: uniform values are uniform", "[philox]") {
-  // Chi-square over 64 cells: mean 63, standard deviation 11.2. The draws are fixed, so this cannot flicker.
-  constexpr size_t n = 64000;
-  std::vector<size_t> f(64), d(64);
-  for (size_t i = 0; i < n; ++i) {
-    ++f[size_t(uniform_float(seed, stream, i) * 64)];
-    ++d[size_t(uniform_double(seed, stream, i) * 64)];
-  }
-  for (const std::vector<size_t>& cells : {f, d}) {
-    double chi2 = 0;
-    for (const size_t c : cells) chi2 += (double(c) - n / 64.0) * (double(c) - n / 64.0) / (n / 64.0);
-    CHECK(chi2 > 30);
-    CHECK(chi2 < 110);
   }
 }
 
@@ -105,34 +89,6 @@ TEST_CASE("philox: random_below has no modulo bias where bias would be largest",
   size_t residue[3] = {};
   for (size_t i = 0; i < draws; ++i) ++residue[random_below(seed, stream, i, n) % 3];
   for (const size_t count : residue) CHECK(std::abs(double(count) - draws / 3.0) < 330);  // 4 standard deviations
-}
-
-TEST_CASE("philox: normal values have the moments and the distribution function of N(0,1)", "[philox]") {
-  constexpr size_t n = 200000;
-  const double at[] = {-3, -2, -1, -0.5, 0, 0.5, 1, 2, 3};
-  size_t below[std::size(at)] = {};
-  double m1 = 0, m2 = 0, m3 = 0, m4 = 0, largest = 0, neighbours = 0, previous = 0;
-  for (size_t i = 0; i < n; ++i) {
-    const double z = normal(seed, stream, i);
-    m1 += z, m2 += z * z, m3 += z * z * z, m4 += z * z * z * z;
-    neighbours += z * previous;  // of one pair (odd i) and of two pairs (even i)
-    previous = z;
-    largest = std::max(largest, std::abs(z));
-    for (size_t k = 0; k < std::size(at); ++k) below[k] += z < at[k];
-  }
-  // four standard errors: sqrt(1/n), sqrt(2/n), sqrt(15/n), sqrt(96/n)
-  CHECK(std::abs(m1 / n) < 4 * std::sqrt(1.0 / n));
-  CHECK(std::abs(m2 / n - 1) < 4 * std::sqrt(2.0 / n));
-  CHECK(std::abs(m3 / n) < 4 * std::sqrt(15.0 / n));
-  CHECK(std::abs(m4 / n - 3) < 4 * std::sqrt(96.0 / n));
-  CHECK(std::abs(neighbours / n) < 4 * std::sqrt(1.0 / n));
-  CHECK(largest > 4.0);
-  CHECK(largest < 8.6);
-  for (size_t k = 0; k < std::size(at); ++k) {
-    const double p = 0.5 * std::erfc(-at[k] / std::sqrt(2.0));
-    INFO("distribution function at " << at[k]);
-    CHECK(std::abs(double(below[k]) / n - p) < 4 * std::sqrt(p * (1 - p) / n));
-  }
 }
 
 TEST_CASE("philox: a pair of normals is the polar form of a pair of uniforms", "[philox]") {

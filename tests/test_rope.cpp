@@ -1,5 +1,5 @@
-// rope: what a rotation promises, the reference against finite differences, the CPU's code and the kernels against the
-// reference.
+// rope: its tables, the reference against finite differences, the CPU's code and the kernels against the reference.
+// (The rotation itself: tests/test_fixtures.cpp.)
 #include "kernels/rope.h"
 
 #include "tests/harness.h"
@@ -79,16 +79,6 @@ TEST_CASE("rope: linear scaling slows every point, that of Llama 3 those that go
   REQUIRE((kept > 20 && slowed > 20 && kept + slowed < R / 2));
 }
 
-TEST_CASE("rope: element i turns with element i + D/2, counter-clockwise") {
-  Context cpu(Device::cpu);
-  const RopeTables tables = make_rope_tables(4, 4, 100.0, Device::cpu);  // frequencies 1 and 1/10
-  const std::vector<float> x = {1, 0, 0, 0, 0, 1, 0, 0, 0, 0, 1, 0};     // three heads at position 3
-  std::vector<float> y(12);
-  rope_forward(y.data(), x.data(), tables, 3, 1, 1, 3, 4, cpu);
-  const float c = std::cos(3.0f), s = std::sin(3.0f), slow_c = std::cos(0.3f), slow_s = std::sin(0.3f);
-  REQUIRE(relative_error<float>({c, 0, s, 0, 0, slow_c, 0, slow_s, -s, 0, c, 0}, y) < 1e-6);
-}
-
 TEST_CASE("rope: gradients against finite differences", "[gradcheck]") {
   const size_t B = 2, T = 3, H = 2, D = 6, n = B * T * H * D;
   for (size_t R : {D, D - 2}) {
@@ -104,19 +94,6 @@ TEST_CASE("rope: gradients against finite differences", "[gradcheck]") {
     };
     check_gradients(loss, {{"x", x, dx}});
   }
-}
-
-TEST_CASE("rope: the first R elements of a head turn as a head of R, the others stay", "[bitwise]") {
-  const size_t T = 9, H = 3, D = 20, R = 12;
-  Context cpu(Device::cpu);
-  const RopeTables tables = make_rope_tables(T, R, 1e4, Device::cpu);
-  const auto x = random_values<float>(T * H * D, 1);
-  auto expected = x;
-  for (size_t head = 0; head < T * H; head++)
-    rope_forward(&expected[head * D], &x[head * D], tables, head / H, 1, 1, 1, R, cpu);
-  std::vector<float> y(x.size(), NAN);
-  rope_forward(y.data(), x.data(), tables, 0, 1, T, H, D, cpu);
-  REQUIRE_BITWISE(expected, y);
 }
 
 namespace {

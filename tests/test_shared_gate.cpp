@@ -1,5 +1,4 @@
-// shared_gate: the reference against finite differences, against the gate with a score of its own where they
-// coincide, the kernels against the reference.
+// shared_gate: the reference against finite differences, the kernels against the reference.
 #include "kernels/shared_gate.h"
 
 #include "tests/gate_ops.h"
@@ -32,28 +31,6 @@ TEST_CASE("shared_gate: the average of the scores, in the order stated", "[bitwi
       for (size_t h = 0; h < H; h++) expected[(n * H + h) * D + d] = x[(n * H + h) * D + d] * (s / 7.0f);
     }
   REQUIRE_BITWISE(expected, y);
-}
-
-// With one head, or two of equal logits, the average is the score itself.
-TEST_CASE("shared_gate: of heads with equal logits it is the gate of each", "[bitwise]") {
-  const size_t N = 4, D = 11;
-  for (size_t H : {1, 2}) {
-    const auto x = random_values<float>(N * H * D, 1), logits = random_values<float>(N * D, 2, 4.0f);
-    const auto dy = random_values<float>(N * H * D, 3);
-    std::vector<float> z(N * H * D);
-    for (size_t i = 0; i < z.size(); i++) z[i] = logits[i / (H * D) * D + i % D];
-    std::vector<float> y(z.size()), dx(z.size()), dz(z.size()), y1(z.size()), dx1(z.size()), dz1(z.size());
-    for (const GateOp& op : gate_ops) {
-      INFO(describe(op) << ", H " << H);
-      shared_gate_forward_ref(y.data(), x.data(), z.data(), N, H, D, op);
-      shared_gate_backward_ref(dx.data(), dz.data(), dy.data(), x.data(), z.data(), N, H, D, op);
-      gate_forward_ref(y1.data(), x.data(), z.data(), N * H, D, 1, op);
-      gate_backward_ref(dx1.data(), dz1.data(), dy.data(), x.data(), z.data(), N * H, D, 1, op);
-      REQUIRE_BITWISE(y1, y);
-      REQUIRE_BITWISE(dx1, dx);
-      if (H == 1) REQUIRE_BITWISE(dz1, dz);
-    }
-  }
 }
 
 template <class S>

@@ -1,4 +1,5 @@
-// trainer: whole runs. The same weights on every device, for any number of threads, and across an interruption.
+// trainer: whole runs. The same weights for any number of threads, and across an interruption. (On every device:
+// tests/test_matrix.cpp.)
 #include "tests/harness.h"
 #include "tests/script.h"
 #include "tests/small_runs.h"
@@ -6,29 +7,6 @@
 #include "training/memory.h"
 
 using namespace gated;
-
-TEST_CASE("trainer: 20 steps have the same losses and weights on cpu and kernels", "[bitwise]") {
-  for (const char* flags :
-       {"", "--norm=gated --norm-rank=3 --attn=g1", "--norm=gated --norm-rank=3 --tied=off",
-        "--attn=g1 --gate=headwise --ffn=glu", "--qk-norm=off --kv-heads=1",
-        "--head-experts=3 --head-experts-per-token=2 --head-experts-of=kv",
-        "--mixer=gated-delta --linear-key-dim=5 --linear-value-dim=7",
-        "--mixer=gated-delta --linear-key-dim=16 --linear-value-dim=7 --delta=chunk",
-        "--mixer=hybrid --linear-key-dim=6 --linear-value-dim=5 --attn=g1 --tied=off",
-        "--experts=6 --shared-experts=1 --balance-loss=0.1 --z-loss=0.1",
-        "--experts=5 --dense-layers=1 --router-bias --ffn=swiglu-clamped --ffn-bias=on --tied=off"}) {
-    INFO(flags);
-    const ModelConfig model = small_model(flags);
-    const Config config = small_run(model, 20, model.tied ? 1 : 2);
-    Context cpu(Device::cpu), kernels(kernel_device);
-    Run a(config, cpu), b(config, kernels);
-    const std::vector<float> expected = a.steps(20);
-    REQUIRE_BITWISE(expected, b.steps(20));
-    REQUIRE(a.trainer.fingerprint() == b.trainer.fingerprint());
-    REQUIRE(expected[3 * 19] < expected[0]);  // it learns
-    REQUIRE(a.trainer.validate(2) == b.trainer.validate(2));
-  }
-}
 
 TEST_CASE("trainer: a look at training shows the run's first micro-batches, in their order", "[bitwise]") {
   Context cpu(Device::cpu);
@@ -57,16 +35,6 @@ TEST_CASE("trainer: a look at training shows the run's first micro-batches, in t
   REQUIRE(seen == expected);
   REQUIRE(expected[0] != expected[1]);
   REQUIRE(expected[0] != expected[2]);
-}
-
-TEST_CASE("trainer: one expert of a head's values trains as a gate with one score a head", "[bitwise]") {
-  // Both models have the same tensors in the same order; the names of one of them differ, and with them its start.
-  Context cpu(Device::cpu);
-  Run gate(small_run(small_model("--attn=g2 --gate=headwise")), cpu),
-      experts(small_run(small_model("--head-experts=1")), cpu);
-  experts.trainer.model.weights.values.upload(gate.trainer.model.weights.values.download());
-  REQUIRE_BITWISE(gate.steps(20), experts.steps(20));
-  REQUIRE_BITWISE(gate.trainer.model.weights.values.download(), experts.trainer.model.weights.values.download());
 }
 
 TEST_CASE("trainer: micro-batches add up in a slice, slices eight to a group, groups in their order", "[bitwise]") {
