@@ -39,25 +39,6 @@ std::vector<float> one_by_one(const Groups& g, Layout layout, Accumulate accumul
 
 }  // namespace
 
-TEST_CASE("grouped_matmul: a case by hand", "[bitwise]") {
-  // Two experts of three have rows: 2 and 1 of them. N 2, K 2.
-  const std::vector<int> start = {0, 2, 2, 3};
-  const GroupedShape s = {3, 3, 2, 2};
-  Trial t;
-  const auto x = t.in({1, 2, 3, 4, 5, 6}), bias = t.in({10, 20, NAN, NAN, 30, 40}), dy = t.in({1, 0, 0, 1, 2, 3}),
-             w = t.in({1, 0, 0, 2, NAN, NAN, NAN, NAN, 1, 1, 2, 1});  // of expert 0: (1 0 / 0 2)
-  const auto y = t.expect({11, 24, 13, 28, 41, 56}), dx = t.expect({1, 4, 3, 8, 17, 11}),
-             dw = t.sum(std::vector<float>(12, 100), {101, 102, 103, 104, 100, 100, 100, 100, 110, 112, 115, 118}),
-             db = t.sum(std::vector<float>(6, 100), {101, 101, 100, 100, 102, 103});
-  t.on_every_device([&](Context& ctx) {
-    const Buffer<int> row_start(ctx.device, start);
-    grouped_matmul(y, x, w, row_start.data(), s, Layout::nt, Accumulate::no, ctx, bias);
-    grouped_matmul(dx, x, w, row_start.data(), s, Layout::nn, Accumulate::no, ctx);
-    grouped_matmul_tn(dw, dy, x, row_start.data(), s, ctx);
-    grouped_bias_backward(db, dy, row_start.data(), 3, 3, 2, ctx);
-  });
-}
-
 TEST_CASE("grouped_matmul: the backward is the gradient of the forward", "[gradcheck]") {
   const Groups g({{2, 0, 1, 3}, 3, 4});
   const GroupedShape &s = g.s, back = {s.M, s.E, s.K, s.N};

@@ -1,6 +1,5 @@
-// recompute: what the backward computes again is what the forward had: whole runs, measures, checkpoints and generation
-// have the bits that they have where everything is kept, in less memory.
-#include <filesystem>
+// recompute: what the backward computes again is what the forward had: whole runs, measures and generation have the bits
+// that they have where everything is kept, in less memory. (A checkpoint of another value: tests/test_matrix.cpp.)
 
 #include "layers/smoothquant.h"
 #include "tests/harness.h"
@@ -132,30 +131,6 @@ TEST_CASE("recompute: SmoothQuant sees what every norm wrote", "[bitwise]") {
       if (expected.empty()) expected = run.trainer.fingerprint();
       REQUIRE(run.trainer.fingerprint() == expected);
     }
-  }
-}
-
-TEST_CASE("recompute: a run goes on from a checkpoint that was made with another value", "[checkpoint]") {
-  const Threads one(1);
-  const std::string folder =
-      (std::filesystem::temp_directory_path() / ("recompute." + std::to_string(getpid()))).string();
-  for (const char* flags : {"--norm=gated --norm-rank=3 --attn=g1 --dropout=0.1", "--experts=6 --shared-experts=1"}) {
-    INFO(flags);
-    Context cpu(Device::cpu);
-    Config config = run_of(flags, Recompute::none);
-    config.out = folder;
-    prepare_checkpoint_folder(folder);
-    Run whole(config, cpu);
-    whole.steps(2);
-    whole.trainer.save({});
-    const std::vector<float> expected = whole.steps(2);
-    for (const Recompute recompute : savings()) {
-      Run run(run_of(flags, recompute), cpu);
-      run.trainer.load(*find_latest(folder));
-      REQUIRE_BITWISE(expected, run.steps(2));
-      REQUIRE(run.trainer.fingerprint() == whole.trainer.fingerprint());
-    }
-    std::filesystem::remove_all(folder);
   }
 }
 

@@ -134,32 +134,6 @@ TEST_CASE("residual: a branch that replaces the stream is all that is left", "[b
   });
 }
 
-TEST_CASE("residual: dropout keeps its share, every row and every stream another") {
-  const size_t N = 64, C = 250;
-  Context cpu(Device::cpu);
-  const std::vector<float> zero(N * C, 0.0f), one(N * C, 1.0f);
-  auto draw = [&](const Dropout& dropout) {
-    std::vector<float> keep(N * C);
-    residual_forward(keep.data(), {zero.data(), one.data(), {INFINITY, INFINITY, dropout}}, N, C, cpu);
-    return keep;
-  };
-  for (float p : {0.1f, 0.5f, 0.9f}) {
-    const uint64_t streams[] = {2, 3};
-    const auto keep = draw({p, 1, &streams[0]});
-    double kept = 0;
-    for (float k : keep) {
-      REQUIRE((k == 0 || k == 1 / (1 - p)));
-      kept += k != 0;
-    }
-    const double n = double(N * C), deviation = std::sqrt(n * p * (1 - p));
-    REQUIRE(std::fabs(kept - n * (1 - p)) < 4 * deviation);
-    for (size_t row = 1; row < N; row++) REQUIRE(!std::equal(&keep[0], &keep[C], &keep[row * C]));
-    REQUIRE(keep == draw({p, 1, &streams[0]}));
-    REQUIRE(keep != draw({p, 2, &streams[0]}));
-    REQUIRE(keep != draw({p, 1, &streams[1]}));
-  }
-}
-
 TEST_CASE("residual: a plain join is an addition, to the bit", "[bitwise]") {
   const size_t N = 9, C = 131;
   auto x0 = random_values<float>(N * C, 1), branch0 = random_values<float>(N * C, 2);
