@@ -72,22 +72,6 @@ TEST_CASE("combine: what the program runs equals the reference bit for bit", "[b
       [](auto stored, const DispatchShape& s, size_t C) { require_combine_bits<decltype(stored)>(s, C); });
 }
 
-TEST_CASE("combine: one expert of weight 1 is that expert's output, bit for bit", "[bitwise]") {
-  const DispatchShape s = {5, 1, 1};
-  auto values = random_values<float>(5 * 6, 1);
-  values[0] = -0.0f;
-  values[1] = 1e-45f;
-  Trial t;
-  const auto rows = t.in(values), one = t.in(std::vector<float>(5, 1.0f)), y = t.expect(values),
-             drows = t.expect(values);
-  t.on_every_device([&](Context& ctx) {
-    const DeviceSlots sorted(s, std::vector<int>(5, 0), ctx);
-    const Guarded dweight(ctx, 5);
-    combine_forward(y, rows, one, nullptr, sorted.lists(), s, 6, ctx);
-    combine_backward(drows, dweight, rows, rows, one, sorted.lists(), s, 6, ctx);
-  });
-}
-
 TEST_CASE("combine: the first product is rounded, the others are fused, plus comes last", "[bitwise]") {
   // Slots in order: a*a, then -1 * (a*a rounded): 0 where order and roundings are right.
   const float a = 1.0f + 0x1p-12f, square = a * a;

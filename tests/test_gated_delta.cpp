@@ -47,14 +47,6 @@ TEST_CASE("gated_delta: token by token in place, as a generation does", "[bitwis
   REQUIRE_BITWISE(whole.final.values(), state);
 }
 
-TEST_CASE("gated_delta: no bit depends on later tokens, and no gradient on outputs before", "[bitwise]") {
-  causality<Recurrence>();
-}
-
-TEST_CASE("gated_delta: without decay and with beta = 1, orthonormal keys recall their values", "[property]") {
-  recall<FormTrial<Recurrence>>(5, 4e-7);
-}
-
 TEST_CASE("gated_delta: what it refuses") {
   Context cpu(Device::cpu);
   float x[64] = {};

@@ -48,24 +48,6 @@ TEST_CASE("gated_delta_chunk: a sequence cut between chunks, with the state carr
   cut_sequence<FormTrial<Chunk>>(Inputs<float>({2, 150, 1, 2, 16, 18}, 0.1f), {64, 128});
 }
 
-TEST_CASE("gated_delta_chunk: no bit depends on later tokens, and no gradient on outputs before", "[bitwise]") {
-  causality<Chunk>();
-}
-
-TEST_CASE("gated_delta_chunk: without decay and with beta = 1, orthonormal keys recall their values", "[property]") {
-  recall<FormTrial<Chunk>>(5, 4e-7);
-}
-
-TEST_CASE("gated_delta_chunk: in double it is the recurrence") {
-  for (double decay : {0.0, 0.01, 1.0, 30.0}) {
-    INFO("g down to " << -decay);
-    const Inputs<double> in({1, 150, 1, 2, 24, 20}, decay);
-    const Outputs<double> a = reference<Recurrence>(in), b = reference<Chunk>(in);
-    REQUIRE(relative_error(a.error, b.error) < 1e-12);
-    for (const auto& [name, x] : a.by_name()) REQUIRE(relative_error(x, b.by_name().at(name)) < 1e-12);
-  }
-}
-
 TEST_CASE("gated_delta_chunk: how far it is from the recurrence in float", "[bound]") {
   for (size_t T : {64, 200, 2048})
     for (float decay : {0.0f, 0.001f, 0.1f, 3.0f, 30.0f}) {

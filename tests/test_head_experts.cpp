@@ -1,8 +1,7 @@
-// head_experts: the reference against finite differences and by hand, which experts are chosen, one expert against a
-// gate, the kernels against the reference.
+// head_experts: the reference against finite differences and by hand, which experts are chosen, the kernels against the
+// reference.
 #include "kernels/head_experts.h"
 
-#include "kernels/gate.h"
 #include "tests/harness.h"
 
 using namespace gated;
@@ -82,22 +81,6 @@ TEST_CASE("head_experts: the weighted sum in ascending order, and weights that a
     REQUIRE(r.dx[D + d] == dy[d] * s1);
   }
   REQUIRE(r.dz[0] == 0);
-}
-
-TEST_CASE("head_experts: one expert is a gate with one score a head", "[bitwise]") {
-  const size_t N = 5, H = 3;
-  for (size_t D : {2, 7, 32, 131}) {
-    const size_t n = N * H * D;
-    const auto x = random_values<float>(n, 1), z = random_values<float>(N * H, 2, 4.0f),
-               dy = random_values<float>(n, 3);
-    const Result<float> r = reference(x, z, dy, {N, H, D, 1, 1});
-    std::vector<float> y(n), dx(n), dz(N * H);
-    gate_forward_ref(y.data(), x.data(), z.data(), N, H * D, D, GateOp{});
-    gate_backward_ref(dx.data(), dz.data(), dy.data(), x.data(), z.data(), N, H * D, D, GateOp{});
-    REQUIRE_BITWISE(y, r.y);
-    REQUIRE_BITWISE(dx, r.dx);
-    REQUIRE_BITWISE(dz, r.dz);
-  }
 }
 
 template <class S>

@@ -193,16 +193,7 @@ TEST_CASE("linear_cross_entropy: in bf16, products and row pass have the bits of
   REQUIRE_THROWS_WITH(two_slices.with_chunks(1024, cpu), Catch::Contains("expected a multiple of 4096"));
 }
 
-TEST_CASE(
-    "linear_cross_entropy: in bf16 it is near what it is in floats, and refuses to go without the weight's copy") {
-  const Problem p{40, 64, 300};
-  const ProblemTrial<float> floats(p);
-  const ProblemTrial<bf16> in_bf16(p);
-  REQUIRE(relative_error(floats.losses.values(), in_bf16.losses.values()) < 0.01);
-  REQUIRE(relative_error(floats.dh.values(), in_bf16.dh.values()) < 0.02);
-  REQUIRE(relative_error(floats.dweight.values(), in_bf16.dweight.values()) < 0.02);
-  REQUIRE(bitwise_difference(floats.losses.values(), in_bf16.losses.values()) != "");
-
+TEST_CASE("linear_cross_entropy: in bf16 it refuses to go without the weight's copy") {
   Context cpu(Device::cpu);
   const bf16 h[2] = {};
   float loss, logits[128];
@@ -267,13 +258,6 @@ TEST_CASE("cross_entropy: logits of +-80 and far beyond stay finite", "[bitwise]
   REQUIRE(d[2] == Approx(1 - p).epsilon(1e-5));
   REQUIRE(d[3] == Approx(std::exp(-lse)).epsilon(1e-5));
   t.on_every_device();
-}
-
-TEST_CASE("linear_cross_entropy: a vocabulary of one is certain", "[bitwise]") {
-  const ProblemTrial t(Problem{3, 4, 1});
-  REQUIRE_BITWISE(std::vector<float>(3, 0.0f), t.losses.values());
-  for (float d : t.dh.values()) REQUIRE(d == 0.0f);
-  REQUIRE_BITWISE(t.p.dweight, t.dweight.values());
 }
 
 TEST_CASE("linear_cross_entropy: a row with an ignored target is as good as absent", "[bitwise]") {

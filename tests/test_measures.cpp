@@ -222,6 +222,12 @@ TEST_CASE(
   Meter ffn = fresh();
   ffn.output({"ffn", written.data(), N, C});
   REQUIRE(ffn.result().sharpness.at("ffn")[0] == 3 / 10.0);
+  // An output's median is that of all its rows.
+  std::fill_n(written.begin(), C, 200.0f);
+  written[at(1, 2, 5)] = 1500;
+  Meter uneven = fresh();
+  uneven.output({"ffn", written.data(), N, C});
+  REQUIRE(uneven.result().sharpness.at("ffn")[0] == 3 / 10.0);
 
   // Of no token there is nothing to say.
   std::vector<float> all = even;

@@ -1,5 +1,5 @@
 // sinks: a sink and a kv bias through the whole attention against finite differences, the CPU's code and the kernels
-// against the reference, and a kv bias against a key that stands before the first.
+// against the reference.
 #include "kernels/sinks.h"
 
 #include "tests/harness.h"
@@ -67,35 +67,4 @@ TEST_CASE("sinks: the CPU's code and the kernels equal the reference bit for bit
     of_bf16[] = {{2, 63, 3, 8, 0}, {1, 7, 2, 33, 0}, {2, 70, 2, 4, 7}};
   for (auto [B, T, H, D, score_dim] : sizes) require_sinks_bits<float>(B, T, H, D, score_dim);
   for (auto [B, T, H, D, score_dim] : of_bf16) require_sinks_bits<bf16>(B, T, H, D, score_dim);
-}
-
-TEST_CASE("sinks: a kv bias is a key before the first", "[bitwise]") {
-  // Attention over one more token, whose key and value are k' and v' and whose own query nobody asks for.
-  // 1/sqrt(D) is a power of two and the rows are one slice of a column, so even dkey has the bits of dk.
-  const AttentionShape s{1, 70, 2, 2, 16}, longer{1, s.T + 1, s.H, s.KVH, s.D};
-  const size_t row = s.H * s.D, n = s.T * row;
-  const auto q = random_values<float>(n + row, 1, 2.0f), k = random_values<float>(n + row, 2, 2.0f);
-  const auto v = random_values<float>(n + row, 3);
-  auto dout = random_values<float>(n + row, 4);
-  std::fill_n(dout.begin(), row, 0.0f);
-  auto first = [&](const std::vector<float>& x) { return std::vector(x.begin(), x.begin() + row); };
-  auto others = [&](const std::vector<float>& x) { return std::vector(x.begin() + row, x.end()); };
-
-  std::vector<float> o(n + row), lse(s.H * longer.T), dq(n + row), dk(n + row), dv(n + row);
-  plain_attention_forward_ref(o.data(), lse.data(), q.data(), k.data(), v.data(), 1, longer.T, s.H, s.D);
-  plain_attention_backward_ref(dq.data(), dk.data(), dv.data(), dout.data(), q.data(), k.data(), v.data(), o.data(),
-                               lse.data(), 1, longer.T, s.H, s.D);
-  Trial t;
-  const auto gq = t.in(others(q)), gk = t.in(others(k)), gv = t.in(others(v)), gdout = t.in(others(dout)),
-             key = t.in(first(k)), value = t.in(first(v)), go = t.expect(others(o)), gdq = t.expect(others(dq)),
-             gdk = t.expect(others(dk)), gdv = t.expect(others(dv)), dkey = t.sum(std::vector<float>(row), first(dk)),
-             dvalue = t.sum(std::vector<float>(row), first(dv));
-  t.on_every_device([&](Context& ctx) {
-    Guarded logit(ctx, s.H * s.T), glse(ctx, s.H * s.T), p(ctx, s.H * s.T), ds(ctx, s.H * s.T);
-    kv_bias_logits(logit, gq, key, s, ctx);
-    const Sink bias{logit, true, key, value};
-    attention_forward(go, glse, gq, gk, gv, s, bias, ctx);
-    attention_backward(gdq, gdk, gdv, p, ds, gdout, gq, gk, gv, go, glse, s, bias, ctx);
-    kv_bias_backward(dkey, dvalue, p, ds, gq, gdout, s, ctx);
-  });
 }

@@ -1,5 +1,4 @@
-// static_gate: the reference against finite differences, against the gate whose logits are equal in every row; what the
-// CPU and the kernels make against the reference.
+// static_gate: the reference against finite differences; what the CPU and the kernels make against the reference.
 #include "kernels/static_gate.h"
 
 #include "tests/gate_ops.h"
@@ -17,27 +16,6 @@ TEST_CASE("static_gate: gradients against finite differences", "[gradcheck]") {
     static_gate_backward_ref(dx.data(), dtheta.data(), dy.data(), x.data(), theta.data(), N, C, op);
     const auto loss = [&] { return static_gate_forward_ref(y.data(), x.data(), theta.data(), N, C, op), dot(y, dy); };
     check_gradients(loss, {{"x", x, dx}, {"theta", theta, dtheta}});
-  }
-}
-
-TEST_CASE("static_gate: it is the gate with the same logits in every row", "[bitwise]") {
-  const size_t N = 6, C = 13;
-  const auto x = random_values<float>(N * C, 1), theta = random_values<float>(C, 2, 3.0f);
-  const auto dy = random_values<float>(N * C, 3);
-  std::vector<float> z(N * C), y(N * C), dx(N * C), dtheta(C, 0.0f), y_gate(N * C), dx_gate(N * C), dz(N * C);
-  for (size_t i = 0; i < z.size(); i++) z[i] = theta[i % C];
-  for (const GateOp& op : gate_ops) {
-    INFO(describe(op));
-    std::fill(dtheta.begin(), dtheta.end(), 0.0f);
-    static_gate_forward_ref(y.data(), x.data(), theta.data(), N, C, op);
-    static_gate_backward_ref(dx.data(), dtheta.data(), dy.data(), x.data(), theta.data(), N, C, op);
-    gate_forward_ref(y_gate.data(), x.data(), z.data(), N, C, 1, op);
-    gate_backward_ref(dx_gate.data(), dz.data(), dy.data(), x.data(), z.data(), N, C, 1, op);
-    REQUIRE_BITWISE(y_gate, y);
-    REQUIRE_BITWISE(dx_gate, dx);
-    std::vector<float> column(C, 0.0f);
-    for (size_t i = 0; i < z.size(); i++) column[i % C] += dz[i];
-    REQUIRE(relative_error(column, dtheta) < 1e-5);
   }
 }
 
