@@ -175,8 +175,7 @@ TEST_CASE("cli: the memory that it announces is the memory that it takes, within
         "--layers=1 --hidden=768 --ffn-hidden=3072 --batch=16 --precision=bf16 --steps=1"}) {  // a step takes seconds
     const Cli f;
     const pid_t child = f.start(
-        "--device=cpu --threads=2 --context=64 --steps=2 --warmup=1 --val-batches=1 "
-        "--sample-tokens=0 --out=out " +
+        "--device=cpu --threads=2 --context=64 --steps=2 --warmup=1 --val-batches=1 --sample-tokens=0 --out=out " +
         model);
     int status = 0;
     rusage usage;

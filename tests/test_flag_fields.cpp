@@ -250,15 +250,12 @@ TEST_CASE("flag fields: which flags change the weights, and which the architectu
   const std::set<std::string> free = set_of(
       "--export --export-dtype --export-as --preset --from --params --match-params --describe --val-every "
       "--measure-every --check-ranks-every --evaluate --quantize --smoothquant --yarn --probe --val-batches "
-      "--sample-tokens "
-      "--temperature --top-k --out --save-every --keep --resume --device --threads --change-precision "
-      "--top-p --generate --prompt --prompt-tokens --tokens --samples --tokenizer --choices --recompute "
-      "--graph --log-every --ranks");
+      "--sample-tokens --temperature --top-k --out --save-every --keep --resume --device --threads --change-precision "
+      "--top-p --generate --prompt --prompt-tokens --tokens --samples --tokenizer --choices --recompute --graph "
+      "--log-every --ranks");
   const std::set<std::string> of_no_model = set_of(
       "--data --schedule --decay --val-data --val-fraction --vocab --seed --steps --batch --micro-batches --slices "
-      "--lr "
-      "--min-lr "
-      "--warmup --beta1 --beta2 --adam-eps --weight-decay --clip --precision --mma --matmul --tf32");
+      "--lr --min-lr --warmup --beta1 --beta2 --adam-eps --weight-decay --clip --precision --mma --matmul --tf32");
   Config config;
   for (const Flag& f : list_flags(config)) {
     INFO(f.name);

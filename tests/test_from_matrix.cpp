@@ -28,14 +28,13 @@ struct Change {
 std::vector<Change> changes() {
   const FlagValues numbers = flag_values(
       "--norm-eps=1e-4 --norm-rank=3 --norm-gate-scale=2 --dyt-alpha=0.3 --attention-every=2 --head-experts=0|2 "
-      "--head-experts-per-token=2 --window=0|3 --full-every=2 --score-dim=0|9 --rope-theta=77 "
-      "--rope-fraction=0.5 --rope-scaling=none|linear,2|yarn,4,40 --window-rope-theta=100 "
-      "--embedding-factor=1|2 --clip-residual=9 --clip-output=9 --dropout=0.1 --experts=0|2|5 "
-      "--experts-per-token=1 --expert-hidden=7|9 --dense-layers=0|1 --shared-experts=0|1|2 --balance-loss=0.1 "
-      "--z-loss=0.1 --init-std=0.1 --layers=1|2|3|4 --hidden=16|20|24 --heads=2|4|8 --kv-heads=1|2|4 "
-      "--head-dim=4|5|6|12 "
-      "--linear-key-heads=1|3|6 --linear-value-heads=2|4|18 --linear-key-dim=4|10 --linear-value-dim=1|6 "
-      "--conv-width=2|4 --ffn-hidden=12|24|48 --context=7|11 --vocab=36|40");
+      "--head-experts-per-token=2 --window=0|3 --full-every=2 --score-dim=0|9 --rope-theta=77 --rope-fraction=0.5 "
+      "--rope-scaling=none|linear,2|yarn,4,40 --window-rope-theta=100 --embedding-factor=1|2 --clip-residual=9 "
+      "--clip-output=9 --dropout=0.1 --experts=0|2|5 --experts-per-token=1 --expert-hidden=7|9 --dense-layers=0|1 "
+      "--shared-experts=0|1|2 --balance-loss=0.1 --z-loss=0.1 --init-std=0.1 --layers=1|2|3|4 --hidden=16|20|24 "
+      "--heads=2|4|8 --kv-heads=1|2|4 --head-dim=4|5|6|12 --linear-key-heads=1|3|6 --linear-value-heads=2|4|18 "
+      "--linear-key-dim=4|10 --linear-value-dim=1|6 --conv-width=2|4 --ffn-hidden=12|24|48 --context=7|11 "
+      "--vocab=36|40");
   std::vector<Change> all;
   Config defaults;
   for (const Flag& f : list_flags(defaults)) {

@@ -187,8 +187,7 @@ TEST_CASE("gated_norm: the ranks that fit the shared memory of a consumer's GPU"
   REQUIRE_NOTHROW(run(484));
   REQUIRE_THROWS_WITH(run(485),
                       "simt: block (0,0,0): thread 0: launch: 8448 bytes of static and 93120 of dynamic shared memory, "
-                      "expected at most "
-                      "101376 in all: this GPU gives a block no more");
+                      "expected at most 101376 in all: this GPU gives a block no more");
 }
 #endif
 

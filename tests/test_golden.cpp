@@ -94,9 +94,8 @@ TEST_CASE("golden: small runs end in the same weights without fused multiply-add
 
   Config gpt2 = config_of_flags(
       "--data=bigram-backcopy --norm=layernorm --position=learned --ffn=gelu --ffn-bias=on --attn-bias=all "
-      "--qk-norm=off "
-      "--init=depth-scaled --tied=off --layers=2 --hidden=36 --kv-heads=4 --ffn-hidden=50 --context=40 --batch=2 "
-      "--micro-batches=2 --dropout=0.1 --weight-decay=0.3 --steps=8 --warmup=8 --seed=7");
+      "--qk-norm=off --init=depth-scaled --tied=off --layers=2 --hidden=36 --kv-heads=4 --ffn-hidden=50 --context=40 "
+      "--batch=2 --micro-batches=2 --dropout=0.1 --weight-decay=0.3 --steps=8 --warmup=8 --seed=7");
 
   Config hybrid = config;
   hybrid.model.mixer = MixerKind::hybrid, hybrid.model.attention_every = 2, hybrid.model.context = 70;

@@ -34,10 +34,9 @@ const char* const gpt2 =
 // RMSNorm before each half with epsilon 1e-6, QK-norm, rotary positions over whole heads, SwiGLU, no biases, tied.
 const char* const qwen3 =
     "--norm=rmsnorm --norm-placement=pre --norm-eps=0 --norm-weight=plain --attn=full --attn-score=softmax "
-    "--attn-sink=none "
-    "--sdpa-out=plain --window=0 --qk-norm=on --attn-bias=none --position=rope --rope-theta=10000 --rope-fraction=1 "
-    "--ffn=swiglu --ffn-bias=off --tied=on --embedding-scale=off --init=plain --residual=on --clip-residual=0 "
-    "--clip-output=0 --dropout=0";
+    "--attn-sink=none --sdpa-out=plain --window=0 --qk-norm=on --attn-bias=none --position=rope --rope-theta=10000 "
+    "--rope-fraction=1 --ffn=swiglu --ffn-bias=off --tied=on --embedding-scale=off --init=plain --residual=on "
+    "--clip-residual=0 --clip-output=0 --dropout=0";
 
 const char* const linear_2b_only =
     "--mixer=gated-delta --linear-key-heads=8 --linear-value-heads=16 --linear-key-dim=128 --linear-value-dim=128";

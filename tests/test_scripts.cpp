@@ -20,9 +20,8 @@ TEST_CASE("scripts: the lint refuses PTX that the CPU does not follow bit for bi
   REQUIRE(f.run("{repo}/scripts/ptx_lint.sh a.ptx").exit_code == 0);
   for (const std::string& bad : pieces("add.f32 | mul.ftz.f32 | div.approx.f32 | div.full.f32 | "
                                        "sqrt.approx.ftz.f32 | ex2.approx.f32 | fma.rz.f32 | mad.f32 | max.f32 | "
-                                       "min.f32 | max.NaN.f32 | min.ftz.f32 | max.f64 | min.bf16x2 | "
-                                       "add.rn.bf16x2 | fma.rn.bf16 | mul.f16 | "
-                                       "mma.sync.aligned.m16n8k8.row.col.f32.tf32.tf32.f32 | "
+                                       "min.f32 | max.NaN.f32 | min.ftz.f32 | max.f64 | min.bf16x2 | add.rn.bf16x2 | "
+                                       "fma.rn.bf16 | mul.f16 | mma.sync.aligned.m16n8k8.row.col.f32.tf32.tf32.f32 | "
                                        "mma.sync.aligned.m16n8k16.row.col.f16.f16.f16.f16 | "
                                        "wgmma.mma_async.sync.aligned.m64n8k16.f32.bf16.bf16 | "
                                        "wgmma.mma_async.sync.aligned.m64n256k16.f16.f16.f16 | "
@@ -34,8 +33,7 @@ TEST_CASE("scripts: the lint refuses PTX that the CPU does not follow bit for bi
     REQUIRE(says(said.text, {bad, "FAIL  ptx_lint a.ptx: the CPU does not give the bits of the instructions above"}));
   }
   f.write("a.ptx", rounded +
-                       "\twgmma.mma_async.sync.aligned.m64n256k16.f32.bf16.bf16 {%f1}, %rd1, %rd2, %p, 1, -1, "
-                       "0, 0;\n");
+                       "\twgmma.mma_async.sync.aligned.m64n256k16.f32.bf16.bf16 {%f1}, %rd1, %rd2, %p, 1, -1, 0, 0;\n");
   REQUIRE(f.run("{repo}/scripts/ptx_lint.sh a.ptx").exit_code == 1);
   // The maximum with +0 is the CPU's x > 0 ? x : 0; with -0 it is not.
   f.write("a.ptx", rounded + "\tmax.f32 \t%f75, %f30, 0f00000000;\n");
