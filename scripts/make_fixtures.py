@@ -8,7 +8,7 @@ models.json  loss, logits after each sequence's last token, and the gradient of 
              project's own) and in `libraries` below. What transformers has, it computes, and the results must
              agree with training/models/modeling_gated.py to twelve digits, which computes the other lines: it is
              what --export writes beside a model that transformers has not. "formulas" is FNV-1a of that file: a test
-             says when it has changed since.
+             says when it has changed since. (Other models of transformers: scripts/make_models.py.)
 ops.json     outputs and gradients of single operations.
 
 All in float64. Weights and inputs are not stored: both sides make them from a name by `values`, exact in float32.
@@ -16,8 +16,8 @@ All in float64. Weights and inputs are not stored: both sides make them from a n
 Gradients are autograd's. One of more than 64 entries is stored as its 2-norm and its dot products with three
 vectors that both sides make, whose entries have random signs and sizes between 1/2 and 1: one wrong entry changes
 every product by at least half its error, and errors that cancel in one product do not cancel in the next. For
-Qwen3, GPT-2 and gpt-oss with one expert every entry is stored. Where there are experts, "loss" is without the losses of
-their routers, as ./train prints it, and the gradients are of the sum.
+Qwen3 and GPT-2 every entry is stored. Where there are experts, "loss" is without the losses of their routers, as
+./train prints it, and the gradients are of the sum.
 """
 import contextlib
 import json
@@ -198,12 +198,6 @@ def qwen3_moe(f):
     return transformers.Qwen3MoeForCausalLM(transformers.Qwen3MoeConfig(**sizes(f, **experts_of(f)))), gate_beside_up
 
 
-def qwen2(f):
-    config = sizes(f)
-    assert config.pop("head_dim") * config["num_attention_heads"] == config["hidden_size"]
-    return transformers.Qwen2ForCausalLM(transformers.Qwen2Config(**config)), same_names
-
-
 def side_by_side(heads, matrices):
     """The rows of all matrices of head 0, then those of head 1, and so on."""
     return torch.cat([m.unflatten(0, (heads, -1)) for m in matrices], dim=1).flatten(0, 1)
@@ -238,34 +232,6 @@ def qwen3_next(f):
                 named[n] = named[n][:, None]
         return named
     return transformers.Qwen3NextForCausalLM(transformers.Qwen3NextConfig(**config)), parameters
-
-
-def gpt_oss(f):
-    """With plain RoPE. The matrices of its experts are [in, out]; the columns of gate and up stand in turns. A dense
-    FFN is one expert, which every token takes whole."""
-    E, k = (f["experts"], f["experts-per-token"]) if f["experts"] else (1, 1)
-    config = sizes(f, sliding_window=f["window"], num_local_experts=E, num_experts_per_tok=k,
-                   experts_implementation="eager")
-    config["intermediate_size"] = f["expert-hidden" if f["experts"] else "ffn-hidden"]
-    m = transformers.GptOssForCausalLM(transformers.GptOssConfig(**config))
-
-    def parameters(w):
-        named = {n: p for n, p in w.items() if ".mlp." not in n}
-        for layer in range(f["layers"]):
-            at = f"model.layers.{layer}.mlp."
-            ours = f"{at}experts." if f["experts"] else at
-            for kind, theirs in (("weight", ""), ("bias", "_bias")):
-                gate, up, down = (w[f"{ours}{x}_proj.{kind}"] for x in ("gate", "up", "down"))
-                if not f["experts"]:
-                    gate, up, down = gate[None], up[None], down[None]
-                if kind == "weight":
-                    gate, up, down = gate.mT, up.mT, down.mT
-                named[f"{at}experts.gate_up_proj{theirs}"] = torch.stack((gate, up), dim=-1).flatten(-2)
-                named[f"{at}experts.down_proj{theirs}"] = down
-                shape = (1, f["hidden"]) if kind == "weight" else (1,)
-                named[f"{at}router.{kind}"] = w.get(f"{at}gate.{kind}", torch.zeros(shape))
-        return named
-    return m, parameters
 
 
 def gemma3(f):
@@ -320,21 +286,15 @@ def gpt(f):
     return m, lambda w: conv1d_names(w, names)
 
 
-GPT_OSS = ("--attn-sink=learned --window=3 --window-layers=even --attn-bias=all --qk-norm=off --ffn=swiglu-clamped "
-           "--ffn-bias=on --tied=off")
 GPT = "--norm=layernorm --position=learned --ffn=gelu --ffn-bias=on --attn-bias=all --qk-norm=off "
 libraries = {
     "": qwen3,
     "--tied=off": qwen3,
-    "--attn-bias=qkv --qk-norm=off --heads=2 --kv-heads=1 --head-dim=10": qwen2,
     "--attn=g1 --norm-weight=zero-centred --rope-fraction=0.7 --tied=off": qwen3_next,
     "--mixer=hybrid --linear-key-dim=5 --linear-value-dim=7 --attn=g1 --norm-weight=zero-centred --rope-fraction=0.7 "
     "--tied=off": qwen3_next,
     "--mixer=gated-delta --linear-key-dim=5 --linear-value-dim=7 --conv-width=3 --norm-weight=zero-centred "
     "--tied=off": qwen3_next,
-    GPT_OSS: gpt_oss,
-    GPT_OSS + " --experts=4 --router-bias --balance-loss=0.3 --z-loss=0.1": gpt_oss,
-    "--experts=6 --balance-loss=0.4 --z-loss=0.2 --tied=off": qwen3_moe,
     "--experts=5 --experts-per-token=3 --router-renormalise=off --dense-layers=1 --balance-loss=0.4": qwen3_moe,
     "--mixer=hybrid --linear-key-dim=5 --linear-value-dim=7 --attn=g1 --norm-weight=zero-centred --rope-fraction=0.7 "
     "--tied=off --experts=6 --experts-per-token=3 --shared-experts=2 --balance-loss=0.4 --z-loss=0.2": qwen3_next,
@@ -343,8 +303,7 @@ libraries = {
     GPT + "--init=depth-scaled --kv-heads=4 --head-dim=5": gpt2,
     GPT + "--norm-placement=post --kv-heads=4 --head-dim=5 --ffn-hidden=80": gpt,
 }
-WHOLE = {"--tied=off", *(line for line, make in libraries.items()
-                         if make in (gpt_oss, gpt2) and "--experts" not in line)}
+WHOLE = {"--tied=off", *(line for line, make in libraries.items() if make == gpt2)}
 
 
 def loss_and_gradients(logits, targets, weights, of_routers):

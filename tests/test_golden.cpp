@@ -3,8 +3,8 @@
 // and the same with --mixer=hybrid, with --experts=8 --shared-experts=1, with --precision=bf16, and in four
 // micro-batches, which several ranks can share (tests/test_ranks.cpp). The commands and
 // the numbers stand in the README too. A number changes only when the meaning of an operation does. A number alone
-// would say that nothing has changed, not that it was right: so beside each in fp32 stands a plain loop in double,
-// which the run must follow; bf16 is held to fp32 by tests/test_bf16.cpp and tests/test_fixtures.cpp.
+// would say that nothing has changed, not that it was right: so beside each of these in fp32 stands a plain loop in
+// double, which the run must follow (other models: tests/test_step.cpp); bf16 is held to fp32 by tests/test_bf16.cpp and tests/test_fixtures.cpp.
 #include "tests/compare.h"
 #include "tests/contents.h"
 #include "tests/reference_loop.h"
@@ -110,12 +110,7 @@ TEST_CASE("golden: small runs end in the same weights without fused multiply-add
                                          {gpt2, "02f997b876e39e5d"},
                                          {hybrid, "b6fd43dd0474ecc5"},
                                          {experts, "9d3daff4de8c49b1"}}) {
-    const Config filled = filled_in(run);
-    REQUIRE(fingerprint_after_training(filled) == fingerprint);
-    Context ctx(Device::cpu);
-    const Deviation d = deviation_from_loop(filled, 4, ctx);
-    REQUIRE(d.reported < 1e-5);
-    REQUIRE(d.weights < 1e-5);
+    REQUIRE(fingerprint_after_training(filled_in(run)) == fingerprint);
   }
 }
 

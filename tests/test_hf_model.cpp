@@ -118,48 +118,6 @@ TEST_CASE("hf_model: loss, logits and every gradient are those of transformers",
   omp_set_num_threads(threads);
 }
 
-TEST_CASE("hf_model: pieces cover every element of both sides once", "[hf]") {
-  const Folder f;
-  for (const json& fixture : models()) {
-    INFO(fixture.at("name"));
-    f.write("config.json", fixture.at("config").dump());
-    const Config c = config_of_flags("--describe --from=" + (f / "config.json"));
-    const Model model(c.model);
-    std::map<std::string, std::vector<float>> ours;
-    for (const Parameter& p : model.weights.list()) ours[p.name].resize(p.size);
-    const auto architecture = read_hf_config("config.json", fixture.at("config")).architecture;
-    for (const HfTensor& t : hf_tensors(architecture, c.model)) {
-      INFO(t.name);
-      // Numbered elements arrive, and come back to where they were; what arrives twice would be overwritten.
-      std::vector<float> theirs(count(t.shape)), back(theirs.size(), -1);
-      size_t elements = 0;
-      for (size_t i = 0; i < theirs.size(); i++) theirs[i] = float(i + 1);
-      for (const Piece& piece : t.pieces) {
-        size_t n = 1;
-        for (const Axis& a : piece.axes) n *= a.count;
-        elements += n;
-        std::vector<float> part(ours.at(piece.parameter).size());
-        take_piece(piece, part.data(), theirs.data());
-        size_t arrived = 0;
-        for (size_t i = 0; i < part.size(); i++) {
-          if (part[i] == 0) continue;
-          REQUIRE(ours[piece.parameter][i] == 0);
-          ours[piece.parameter][i] = part[i];
-          arrived++;
-        }
-        REQUIRE(arrived == n);
-        give_piece(piece, part.data(), back.data());
-      }
-      REQUIRE(elements == theirs.size());
-      REQUIRE(back == theirs);
-    }
-    for (const auto& [name, values] : ours) {
-      INFO(name);
-      REQUIRE(std::count(values.begin(), values.end(), 0.0f) == 0);
-    }
-  }
-}
-
 TEST_CASE("hf_model: what is read and written again has the same bytes in every tensor, in fp32 and BF16", "[hf]") {
   const Folder f;
   for (const json& fixture : models()) {

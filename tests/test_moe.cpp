@@ -1,6 +1,5 @@
-// moe: the layer against its experts computed one by one; one expert against the dense FFN; the losses of the router,
-// what they count over micro-batches, and their gradient; the report. (The layer against transformers:
-// tests/test_fixtures.cpp.)
+// moe: the layer against its experts computed one by one; the losses of the router, what they count over micro-batches,
+// and their gradient; the report. (The layer against transformers: tests/test_fixtures.cpp.)
 #include "layers/moe.cuh"
 
 #include <cmath>
@@ -237,6 +236,8 @@ std::vector<Case> cases() {
           {"2 of 6 and a gated shared expert, clamped SwiGLU", shared, clamped},
           {"1 of 6 and a shared expert, GELU", ungated, gelu},
           {"2 of 6 and a shared expert of width 17, where one has 11", wider, {}},
+          {"2 of 6, GEGLU", few, {.kind = FfnKind::geglu, .gelu = Activation::gelu_erf}},
+          {"2 of 6, ReLU squared", few, {.kind = FfnKind::relu2}},
           {"3 of 150", many, {.kind = FfnKind::glu}}};
 }
 
@@ -261,45 +262,6 @@ TEST_CASE("moe: the layer is its experts computed one by one, to the last bit", 
         REQUIRE_BITWISE(expected.gradients.at(name), g);
       }
     });
-  }
-}
-
-TEST_CASE("moe: one expert, which every token takes whole, is the dense FFN to the last bit", "[bitwise]") {
-  // (With --norm-placement=post, dx joins a gradient that is there: a dense FFN adds the products of gate and up one by
-  // one.)
-  const Threads one(1);     // next to no work: waking a second thread costs more than it does
-  bool renormalise = true;  // either way the weight is 1
-  for (const char* ffn : {"", "--ffn=glu", "--ffn=geglu --gelu=erf --ffn-bias=on", "--ffn=swiglu-clamped --ffn-bias=on",
-                          "--ffn=gelu --ffn-bias=on", "--ffn=relu2", "--ffn=polynorm",
-                          "--norm=gated --norm-rank=3 --attn=g1", "--norm-placement=sandwich"}) {
-    INFO(ffn);
-    const ModelConfig dense = small_model(ffn);
-    ModelConfig config = dense;
-    config.moe = {.E = 1, .k = 1, .F = dense.ffn.F, .renormalise = renormalise, .balance = 0, .z = 0};
-    renormalise = !renormalise;
-    const RandomBatch batch(dense);
-    for (const Device device : {Device::cpu, kernel_device}) {
-      INFO(name_of(device));
-      Context ctx(device);
-      Model a(dense, 2, 9, 3, ctx), b(config, 2, 9, 3, ctx);
-      std::map<std::string, Parameter> in_b;  // by the name in a
-      for (const Parameter& p : b.weights.list()) in_b[replaced(p.name, "experts\\.", "")] = p;
-      Floats wa = a.weights.values.download(), wb = b.weights.values.download();
-      for (const Parameter& p : a.weights.list()) {
-        REQUIRE(in_b.at(p.name).size == p.size);
-        for (size_t i = 0; i < p.size; i++)
-          wb[in_b.at(p.name).offset + i] = wa[p.offset + i] += 0.3f * float(normal(7, p.offset, i));
-      }
-      a.weights.values.upload(wa);
-      b.weights.values.upload(wb);
-      REQUIRE(forward_backward(a, batch, ctx) == forward_backward(b, batch, ctx));
-      const Named gb = by_name(b.weights, b.weights.grads);
-      for (const auto& [name, g] : by_name(a.weights, a.weights.grads)) {
-        INFO(name);
-        REQUIRE_BITWISE(g, gb.at(in_b.at(name).name));
-      }
-      REQUIRE_BITWISE(a.next_token_logits({1, 2, 3}), b.next_token_logits({1, 2, 3}));
-    }
   }
 }
 

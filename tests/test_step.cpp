@@ -37,6 +37,7 @@ TEST_CASE("step: losses, norms, rates and weights are those of a plain loop", "[
         {"--norm=layernorm --position=learned --ffn=gelu --ffn-bias=on --dropout=0.1", 2},
         {"--norm=dyt --embedding-scale=on --attn=g2 --gate=headwise --attn-sink=learned", 2},
         {"--experts=5 --shared-experts=1 --balance-loss=0.3 --z-loss=0.1 --ffn-bias=on", 3},
+        {"--mixer=hybrid --attention-every=2 --linear-key-dim=6 --norm=gated --norm-rank=3", 2},
         {"--attn=g1 --gate=static --attn-sink=kv-bias --ffn=polynorm", 2}}) {
     INFO(flags << ", " << micro_batches << " micro-batches");
     Context ctx(Device::cpu);
