@@ -47,17 +47,10 @@ TEST_CASE("flags: every flag reads back what it prints, and every named value is
   }
 }
 
-TEST_CASE("flags: values arrive", "[flags]") {
+TEST_CASE("flags: the largest seed arrives", "[flags]") {
   Config c;
-  REQUIRE(parse(c, {"--norm=gated", "--norm-rank=8", "--attn=g1", "--gate=headwise", "--ffn=glu", "--tied=off",
-                    "--qk-norm=off", "--lr=0.5", "--min-lr=0.25", "--warmup=3", "--steps=10",
-                    "--seed=18446744073709551615", "--out=x", "--resume"}) == "");
-  REQUIRE((c.model.norm.kind == NormKind::gated && c.model.norm.gate.rank == 8 &&
-           c.model.attention.gate_at == GatePosition::g1));
-  REQUIRE((c.model.attention.gate.kind == GateKind::headwise && c.model.ffn.kind == FfnKind::glu && !c.model.tied &&
-           !c.model.attention.qk_norm));
-  REQUIRE((c.schedule.peak == 0.5f && c.schedule.final == 0.25f && c.schedule.warmup == 3 && c.schedule.steps == 10));
-  REQUIRE((c.seed == UINT64_MAX && c.data.seed == UINT64_MAX && c.out == "x" && c.resume));
+  REQUIRE(parse(c, {"--seed=18446744073709551615"}) == "");
+  REQUIRE((c.seed == UINT64_MAX && c.data.seed == UINT64_MAX));
 }
 
 TEST_CASE("flags: what is wrong is refused by name", "[flags]") {

@@ -1,5 +1,4 @@
-// rmsnorm: the references against finite differences, the CPU's code and the kernels against the references, and what
-// the weights can do.
+// rmsnorm: the references against finite differences, the CPU's code and the kernels against the references.
 #include "kernels/rmsnorm.h"
 
 #include "core/sums.h"
@@ -130,35 +129,6 @@ TEST_CASE("rmsnorm: without an offset a weight keeps its bits") {
     REQUIRE(float_bits(rmsnorm_weight(w, 0.0f)) == float_bits(w));
     REQUIRE(float_bits(rmsnorm_weight(w, -0.0f)) == float_bits(w));
     REQUIRE(float_bits(rmsnorm_weight(w, 1.0f)) == float_bits(1.0f + w));
-  }
-}
-
-TEST_CASE("rmsnorm: a row cannot be longer than its weights and its outlier allow (arXiv 2601.22966, A.1)") {
-  // y = lambda*h/rms(h), |lambda_d| <= e*max|lambda|, s = |h_d|/|h|: what is left beside d has the share
-  // 1-s^2 of |h|^2, so rms(y)^2 = sum of (lambda_i h_i/|h|)^2 <= max|lambda|^2 ((1-s^2) + e^2 s^2), with
-  // equality where every other |lambda_i| is the maximum. Slack: each side takes at most three sums of C
-  // positive terms, each at most C roundings of 2^-53 off, and a few operations.
-  const size_t C = 200, d = 77;
-  const double slack = 4 * C * 0x1p-53;
-  for (uint64_t seed = 1; seed <= 100; seed++) {
-    auto h = random_values<double>(C, seed), lambda = random_values<double>(C, seed + 1000, 2.0);
-    h[d] = random_values<double>(1, seed + 2000, 60.0)[0];
-    const double e = std::fabs(random_values<double>(1, seed + 3000)[0]);
-    const bool tight = seed % 2;
-    double largest = 0, others = 0;
-    for (size_t c = 0; c < C; c++) {
-      if (tight) lambda[c] = lambda[c] < 0 ? -1.25 : 1.25;
-      if (c == d) continue;
-      largest = std::max(largest, std::fabs(lambda[c]));
-      others += h[c] * h[c];
-    }
-    lambda[d] = (tight ? 1.0 : 0.5) * e * largest;
-    std::vector<double> y(C), r(1);
-    rmsnorm_forward_ref(y.data(), r.data(), h.data(), lambda.data(), 1, C, 0.0);
-    const double rms = std::sqrt(dot(y, y) / double(C)), all = others + h[d] * h[d];
-    const double bound = largest * std::sqrt(others / all + e * e * (h[d] * h[d] / all));
-    REQUIRE(rms <= bound * (1 + slack));
-    if (tight) REQUIRE(rms >= bound * (1 - slack));
   }
 }
 

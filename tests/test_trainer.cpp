@@ -1,7 +1,7 @@
-// trainer: whole runs. The same weights for any number of threads, and across an interruption. (On every device:
-// tests/test_matrix.cpp.)
+// trainer: whole runs: what they add up, allocate and report, and which flags change them. (On every device, and across
+// an interruption: tests/test_matrix.cpp.)
 #include "tests/harness.h"
-#include "tests/script.h"
+#include "tests/contents.h"
 #include "tests/small_runs.h"
 #include "training/engines.h"
 #include "training/memory.h"
@@ -83,26 +83,6 @@ TEST_CASE("trainer: micro-batches add up in a slice, slices eight to a group, gr
   }
 }
 
-TEST_CASE("trainer: the number of threads changes no bit", "[bitwise]") {
-  const int before = omp_get_max_threads();
-  for (const char* flags : {"--norm=gated --norm-rank=3 --attn=g1", "--experts=6 --shared-experts=1 --ffn-bias=on"}) {
-    INFO(flags);
-    Config config = small_run(small_model(flags));
-    config.model.context = 40, config.batch = 5;
-    std::string one, fingerprint;
-    for (int threads : {1, 2, 3}) {
-      omp_set_num_threads(threads);
-      Context cpu(Device::cpu);
-      Run run(config, cpu);
-      run.steps(5);
-      fingerprint = run.trainer.fingerprint();
-      if (threads == 1) one = fingerprint;
-      REQUIRE(fingerprint == one);
-    }
-  }
-  omp_set_num_threads(before);
-}
-
 TEST_CASE("trainer: a step allocates nothing, and takes the scratch that was planned", "[trainer][bitwise]") {
   for (const char* flags :
        {"", "--norm=gated --norm-rank=3 --attn=g1", "--norm=gated-dyt --norm-rank=3 --tied=off",
@@ -127,44 +107,6 @@ TEST_CASE("trainer: a step allocates nothing, and takes the scratch that was pla
       REQUIRE(ctx.most_scratch_used() <= ctx.scratch_bytes());
       if (device != Device::cpu) REQUIRE(ctx.most_scratch_used() > 0);
     }
-}
-
-TEST_CASE("trainer: saved and loaded, a run goes on bit for bit", "[checkpoint]") {
-  const Folder folder;
-  for (const char* flags : {"--norm=gated --norm-rank=3 --attn=g1", "--experts=6 --shared-experts=1"}) {
-    Config config = small_run(small_model(flags), 20, 2);
-    config.out = folder / flags;
-    prepare_checkpoint_folder(config.out);
-    Context cpu(Device::cpu);
-    Run whole(config, cpu);
-    whole.steps(10);
-    whole.trainer.save({{"note", "ten steps"}});
-    const std::vector<float> expected = whole.steps(10);
-    Run second(config, cpu);
-    second.trainer.load(*find_latest(config.out));
-    REQUIRE(second.trainer.steps_done() == 10);
-    REQUIRE_BITWISE(expected, second.steps(10));
-    REQUIRE(second.trainer.fingerprint() == whole.trainer.fingerprint());
-
-    ModelConfig other = config.model;
-    other.ffn.F++, other.moe.F++;
-    Run wrong(small_run(other), cpu);
-    REQUIRE_THROWS_AS(wrong.trainer.load(*find_latest(config.out)), Error);
-  }
-}
-
-TEST_CASE("trainer: a run that diverges stops before its weights are touched", "[trainer]") {
-  Config config = small_run(small_model());
-  Context cpu(Device::cpu);
-  Run run(config, cpu);
-  std::vector<float> w = run.trainer.model.weights.values.download();
-  for (const Parameter& p : run.trainer.model.weights.list())
-    if (p.name == "model.norm.weight") w[p.offset] = INFINITY;
-  run.trainer.model.weights.values.upload(w);
-  const std::string before = run.trainer.fingerprint();
-  training_step(run.trainer);
-  REQUIRE_THROWS_AS(run.trainer.next_result(), Error);
-  REQUIRE(run.trainer.fingerprint() == before);
 }
 
 TEST_CASE("trainer: the gradient's norm by layer, before clipping, against AdamW's first moments", "[bitwise]") {
