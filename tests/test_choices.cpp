@@ -208,6 +208,7 @@ TEST_CASE("choices: --evaluate --choices asks a run, and what it cannot ask is s
   require_refused(f.run(run + "--choices=q.bin"), "--choices needs --evaluate");
 }
 
+// (What it refuses: tests/test_tokenize_script.cpp.)
 TEST_CASE("choices: scripts/tokenize.py writes the questions of a file", "[choices]") {
   NEEDS("python3 -c 'import tokenizers'", "python3 with tokenizers (python3 -m pip install tokenizers)",
         "scripts/tokenize.py")
@@ -235,19 +236,4 @@ TEST_CASE("choices: scripts/tokenize.py writes the questions of a file", "[choic
       REQUIRE(q[1].endings[0] == t.encode(" b c"));
     }
   }
-  const auto refused = [&](const std::string& json, const std::string& why) {
-    f.write("bad.json", json);
-    require_refused(f.run("{repo}/scripts/tokenize.py --choices=bad.json --tokenizer=. --out=b.bin"), why);
-    REQUIRE(!fs::exists(f / "b.bin"));
-  };
-  refused("[]", "bad.json: holds no question");
-  refused("{", "bad.json: ");
-  for (const char* lacks : {R"([{"context": "a", "endings": ["b"], "label": 0}])",
-                            R"([{"context": "a", "endings": ["b", "c"], "label": 2}])",
-                            R"([{"context": 1, "endings": ["b", "c"], "label": 1}])"})
-    refused(lacks, "question 0 has no context, two endings or more");
-  require_refused(f.run("{repo}/scripts/tokenize.py --choices=q.json --tokenizer=. --out=q.bin"), "q.bin: is there");
-  require_refused(f.run("{repo}/scripts/tokenize.py --choices=q.json --train=300 --out=z"),
-                  "--choices needs --tokenizer");
-  require_refused(f.run("{repo}/scripts/tokenize.py --tokenizer=. --out=z"), "expected TEXT... or --choices");
 }

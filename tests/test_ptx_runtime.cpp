@@ -839,62 +839,48 @@ TEST_CASE("ptx: other streams join a capture by its events, and must be back at 
 }
 
 TEST_CASE("ptx: a program that leaves a capture open, or destroys what is at work, does not end well", "[ptx]") {
-  const struct {
-    const char* said;
-    std::function<void()> body;
-    int status;
-  } programs[] = {{"nobody ended the capture of stream", [] { capturing(); }, 1},
-                  {"cudaStreamDestroy: stream",
-                   [] {
-                     const cudaStream_t stream = capturing();
-                     cudaGraph_t graph;
-                     CHECK_HERE(cudaStreamDestroy(stream) == cudaErrorStreamCaptureUnsupported);
-                     CHECK_HERE(cudaStreamEndCapture(stream, &graph) == cudaErrorStreamCaptureInvalidated);
-                   },
-                   1},
-                  {"is destroyed while it runs",
-                   [] {
-                     const Stream stream;
-                     const Device x;
-                     const Graph adds(stream, [&] { add(x, 1, stream); });
-                     cudaGraphLaunch(adds.exec, stream);
-                     CHECK_HERE(cudaGraphDestroy(adds.at) == cudaSuccess);
-                     CHECK_HERE(cudaGraphExecDestroy(adds.exec) == cudaErrorInvalidValue);
-                   },
-                   1},
-                  {"the program ends, but nobody waited for cudaMemsetAsync of 4 bytes",
-                   [] {
-                     void* at;
-                     cudaStream_t stream;
-                     cudaMalloc(&at, 4);
-                     cudaStreamCreate(&stream);
-                     set(static_cast<int*>(at), 1, stream);
-                   },
-                   1},
-                  {"nobody ended",
-                   [] {
-                     capturing();
-                     exit(3);  // what it ends with already is left alone
-                   },
-                   3},
-                  {"of pinned memory that was given back",
-                   [] {
-                     const Stream stream;
-                     const Device x;
-                     void* pinned;
-                     cudaMallocHost(&pinned, 4);
-                     const Graph copies(stream, [&] { cudaMemcpyAsync(x, pinned, 4, cudaMemcpyHostToDevice, stream); });
-                     CHECK_HERE(cudaFreeHost(pinned) == cudaSuccess);
-                     CHECK_HERE(cudaGraphLaunch(copies.exec, stream) == cudaSuccess);
-                     CHECK_HERE(cudaStreamSynchronize(stream) == cudaErrorIllegalAddress);
-                   },
-                   0}};
-  for (const auto& p : programs) {
-    const Ending ending = program(p.body);
+  const auto ends = [](int status, const char* said, const std::function<void()>& body) {
+    const Ending ending = program(body);
     INFO(ending.said);
-    REQUIRE(ending.status == p.status);
-    REQUIRE(says(ending.said, {p.said}));
-  }
+    REQUIRE(ending.status == status);
+    REQUIRE(says(ending.said, {said}));
+  };
+  ends(1, "nobody ended the capture of stream", [] { capturing(); });
+  ends(3, "nobody ended", [] {
+    capturing();
+    exit(3);  // what it ends with already is left alone
+  });
+  ends(1, "cudaStreamDestroy: stream", [] {
+    const cudaStream_t stream = capturing();
+    cudaGraph_t graph;
+    CHECK_HERE(cudaStreamDestroy(stream) == cudaErrorStreamCaptureUnsupported);
+    CHECK_HERE(cudaStreamEndCapture(stream, &graph) == cudaErrorStreamCaptureInvalidated);
+  });
+  ends(1, "is destroyed while it runs", [] {
+    const Stream stream;
+    const Device x;
+    const Graph adds(stream, [&] { add(x, 1, stream); });
+    cudaGraphLaunch(adds.exec, stream);
+    CHECK_HERE(cudaGraphDestroy(adds.at) == cudaSuccess);
+    CHECK_HERE(cudaGraphExecDestroy(adds.exec) == cudaErrorInvalidValue);
+  });
+  ends(1, "the program ends, but nobody waited for cudaMemsetAsync of 4 bytes", [] {
+    void* at;
+    cudaStream_t stream;
+    cudaMalloc(&at, 4);
+    cudaStreamCreate(&stream);
+    set(static_cast<int*>(at), 1, stream);
+  });
+  ends(0, "of pinned memory that was given back", [] {
+    const Stream stream;
+    const Device x;
+    void* pinned;
+    cudaMallocHost(&pinned, 4);
+    const Graph copies(stream, [&] { cudaMemcpyAsync(x, pinned, 4, cudaMemcpyHostToDevice, stream); });
+    CHECK_HERE(cudaFreeHost(pinned) == cudaSuccess);
+    CHECK_HERE(cudaGraphLaunch(copies.exec, stream) == cudaSuccess);
+    CHECK_HERE(cudaStreamSynchronize(stream) == cudaErrorIllegalAddress);
+  });
 }
 
 // ---- the device, and cuBLASLt

@@ -191,15 +191,22 @@ TEST_CASE("tokenize_script: what it cannot do is said in a line, and nothing is 
     refused("line.jsonl --train=300 --out=p", "line.jsonl: line 1 is no JSON object");
   }
   refused("--choices=pipe" + to_q, ": not a regular file");
-  for (const char* question : {R"({"ctx": "\ud800", "endings": ["a", "b"], "label": 0})",
-                               R"({"ctx": "a", "endings": ["b", "\udfff"], "label": 0})",
-                               R"({"ctx": "a", "endings": ["a", "b"], "label": 1e999})",
-                               R"({"ctx": "a", "endings": "ab", "label": 0})", "5"}) {
+  refused("--choices=bad.json --train=300 --out=z", "--choices needs --tokenizer");
+  refused("--tokenizer=o --out=z", "expected TEXT... or --choices");
+  for (const char* question :
+       {R"({"context": "a", "endings": ["b"], "label": 0})", R"({"context": "a", "endings": ["b", "c"], "label": 2})",
+        R"({"context": 1, "endings": ["b", "c"], "label": 1})",
+        R"({"ctx": "\ud800", "endings": ["a", "b"], "label": 0})",
+        R"({"ctx": "a", "endings": ["b", "\udfff"], "label": 0})",
+        R"({"ctx": "a", "endings": ["a", "b"], "label": 1e999})", R"({"ctx": "a", "endings": "ab", "label": 0})",
+        "5"}) {
     f.write("question.json", question);
     refused("--choices=question.json" + to_q, "question 0 has no context");
   }
-  f.write("question.json", deep);
-  refused("--choices=question.json" + to_q, "question.json: ");
+  for (const auto& [text, said] : {std::pair(deep, ""), {"{", ""}, {"[]", "holds no question"}}) {
+    f.write("question.json", text);
+    refused("--choices=question.json" + to_q, std::string("question.json: ") + said);
+  }
   ended(tokenize(f, "a.txt --train=300 --out='caf\xe9'"));
   ended(tokenize(f, "a.txt --tokenizer='caf\xe9' --out=again"));
   REQUIRE(f.read("again/tokenizer.json") == f.read("caf\xe9/tokenizer.json"));
