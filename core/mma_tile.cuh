@@ -22,17 +22,6 @@ __device__ inline float sum_of_quad(float x) {
   return x;
 }
 
-// Two numbers rounded to bf16, in the halves of a register.
-__device__ inline uint32_t two_bf16(float low, float high) {
-#ifdef __CUDACC__
-  uint32_t pair;
-  asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(pair) : "f"(high), "f"(low));
-  return pair;
-#else
-  return bf16(low).bits | uint32_t(bf16(high).bits) << 16;
-#endif
-}
-
 struct __attribute__((may_alias, aligned(16))) Chunk {
   uint32_t x[4];
 };

@@ -142,29 +142,38 @@ IN_FLOAT_AND_DOUBLE(linear_cross_entropy_ref);
 constexpr int long_row_threads = 512, short_row_threads = row_chains;
 constexpr size_t short_row = 4096;  // 13 of them, and 52 warps, on a multiprocessor of an H100
 
-// Four logits of a row, from v on. Past the end they are -inf: no maximum, and as an exponential 0, which changes no
-// chain. (Where all that is there is -inf or NaN, it is NaN, as the row's sum then is.)
-__device__ inline Quad logits_from(const float* row, size_t v, size_t V) {
-  if (v + 4 <= V) return load_four(row + v);
+// Four logits of a row, from v < V on. Past the end they are -inf: no maximum, and as an exponential 0, which changes
+// no chain. (Where all that is there is -inf or NaN, it is NaN, as the row's sum then is.) A row that is kept is
+// `padded` with them already.
+template <bool padded>
+__device__ inline Quad logits_from(const float* row, int v, int V) {
+  if (padded || v + 4 <= V) return load_four(row + v);
   Quad q;
   for (int k = 0; k < 4; k++) q.v[k] = v + k < V ? row[v + k] : -INFINITY;
   return q;
 }
 
+// (Columns are ints, as targets are: half of the registers and of the integer arithmetic of a size_t, which is as much
+// as the exponentials.)
 template <class S, bool kept>
 __global__ void __launch_bounds__(long_row_threads)
     cross_entropy_kernel(float* losses, S* dlogits, const float* logits, const int* targets, float dloss, size_t rows,
-                         size_t V) {
+                         int V) {
   STATIC_SHARED(float, maxima, [long_row_threads / 32]);
   STATIC_SHARED(float, chains, [row_chains]);
   DYNAMIC_SHARED(float, exps);  // two chunks of them, then the row
-  const size_t first = 4 * threadIdx.x, chunk = 4 * blockDim.x, ld = padded_vocab(V);
+  const int first = 4 * int(threadIdx.x), chunk = 4 * int(blockDim.x);
+  const size_t ld = padded_vocab(size_t(V));
   float* const kept_row = exps + 2 * chunk;
   AsyncCopies copies;
-  const auto fetch = [&](size_t row, size_t v) {
-    if (kept && row < rows) copies.copy16(kept_row + v, logits + row * ld + v, v + 4 <= V ? 16 : unsigned(V - v) * 4);
+  const auto fetch = [&](const float* row, int v) {
+    if (v + 4 <= V)
+      copies.copy16(kept_row + v, row + v);
+    else
+      store_four(kept_row + v, logits_from<false>(row, v, V));
   };
-  for (size_t v = first; v < V; v += chunk) fetch(blockIdx.x, v);
+  if (kept)
+    for (int v = first; v < V; v += chunk) fetch(logits + blockIdx.x * ld, v);
 
   for (size_t row = blockIdx.x; row < rows; row += gridDim.x) {
     copies.commit();
@@ -175,30 +184,33 @@ __global__ void __launch_bounds__(long_row_threads)
     float lse = 0.0f;
     if (counted) {
       float max = -INFINITY;
-      for (size_t v = first; v < V; v += chunk) {
-        const Quad q = logits_from(l, v, V);
+      for (int v = first; v < V; v += chunk) {
+        const Quad q = logits_from<kept>(l, v, V);
         for (int k = 0; k < 4; k++) max = max_of(q.v[k], max);
       }
       max = warp_max(max);
       if (threadIdx.x % 32 == 0) maxima[threadIdx.x / 32] = max;
       __syncthreads();  // the maxima are there, and what all have fetched
       max = warp_max(maxima[threadIdx.x % 32 % (blockDim.x / 32)]);
-      const bool known = target_is_known(target, V);
+      const bool known = target_is_known(target, size_t(V));
       const float at_target = threadIdx.x == 0 ? l[known ? target : 0] : 0.0f;
 
       float chain = 0.0f, *made = exps;
-      for (size_t begin = 0; begin < V; begin += chunk) {
-        Quad q = logits_from(l, begin + first, V);
-        for (int k = 0; k < 4; k++) q.v[k] = exp_to_40(q.v[k] - max);
+      for (int begin = 0; begin < V; begin += chunk) {
+        Quad q = {};  // of quads past the end: changes no chain
+        if (begin + first < V) {
+          q = logits_from<kept>(l, begin + first, V);
+          for (int k = 0; k < 4; k++) q.v[k] = exp_to_40(q.v[k] - max);
+        }
         store_four(made + first, q);
         __syncthreads();
         if (threadIdx.x < row_chains)
-          for (size_t i = threadIdx.x; i < chunk; i += row_chains) chain += made[i];
+          for (int i = int(threadIdx.x); i < chunk; i += int(row_chains)) chain += made[i];
         made = made == exps ? exps + chunk : exps;
       }
       if (threadIdx.x < row_chains) chains[threadIdx.x] = chain;
       __syncthreads();  // all 128 are there, and both chunks are added
-      lse = log_sum_exp(max, warp_chains_sum(load_four(chains + first % row_chains).v), known);
+      lse = log_sum_exp(max, warp_chains_sum(load_four(chains + first % int(row_chains)).v), known);
       if (threadIdx.x == 0) losses[row] = lse - at_target;
     } else if (threadIdx.x == 0) {
       losses[row] = 0.0f;
@@ -208,16 +220,27 @@ __global__ void __launch_bounds__(long_row_threads)
     // has before the last barrier. (In a row that is not counted nobody does.) Its own quad a thread has read when it
     // asks for the next row's: a copy writes after it was asked for, never before, and the asm keeps its place behind
     // the read.
-    for (size_t v = first; v < V; v += chunk) {
+    const bool fetches = kept && row + gridDim.x < rows;
+    const float* const next = logits + (row + gridDim.x) * ld;
+    S* const d_row = dlogits + row * ld;
+    if (!dlogits && !fetches) continue;
+    for (int v = first; v < V; v += chunk) {
       if (dlogits) {
         Quad d = {};
         if (counted) {
-          d = load_quad_inside(l, v, V, true);
-          for (int k = 0; k < 4; k++) d.v[k] = dlogit(d.v[k], lse, int(v) + k == target ? 1.0f : 0.0f, dloss);
+          const Quad q = logits_from<kept>(l, v, V);
+          for (int k = 0; k < 4; k++) d.v[k] = dlogit(q.v[k], lse, 0.0f, dloss);
+          if (target >= v && target < v + 4)  // one quad of a row
+            for (int k = 0; k < 4; k++)
+              if (v + k == target) d.v[k] = dlogit(q.v[k], lse, 1.0f, dloss);
         }
-        store_quad_inside(dlogits + row * ld, v, V, d, true);
+        if (v + 4 <= V) {
+          store_four(d_row + v, d);
+        } else {
+          for (int k = 0; k < 4 && v + k < V; k++) d_row[v + k] = S(d.v[k]);
+        }
       }
-      fetch(row + gridDim.x, v);
+      if (fetches) fetch(next, v);
     }
   }
 }
@@ -234,7 +257,7 @@ void cross_entropy(float* losses, Reals dlogits, const float* logits, const int*
     const auto run = [&](auto kernel, size_t floats) {
       const size_t at_once = blocks_at_once(kernel, threads, floats * sizeof(float));
       launch(kernel, grid_of(std::min(rows, at_once)), threads, floats * sizeof(float), ctx, losses, dlogits.as<S>(),
-             logits, targets, dloss, rows, V);
+             logits, targets, dloss, rows, int(V));
     };
     if ((fixed + exps + row) * sizeof(float) <= shared_limit())
       run(cross_entropy_kernel<S, true>, exps + row);
