@@ -75,6 +75,15 @@ LIBS += $(if $(and $(X86),$(filter g++,$(notdir $(COMPILER))),$(shell command -v
 MPI ?= $(if $(filter $(CPU),$(shell uname -m)),$(shell command -v mpicc 2>/dev/null))
 MPI_FLAGS := $(if $(MPI),-DWITH_MPI $(patsubst -I%,-isystem %,$(shell $(MPI) --showme:compile)))
 MPI_LIBS := $(if $(MPI),$(shell $(MPI) --showme:link))
+# On GPUs NCCL moves their bytes, where a folder has include/nccl.h and, in lib or lib64, libnccl.so: CUDA's, the system's, or that of
+# the Python packages nvidia-nccl-cu*. NCCL=DIR names it, NCCL= leaves it out. (gpu-pack is for one GPU, and NCCL has 200 MB.)
+ifeq ($(origin NCCL),undefined)
+NCCL := $(if $(and $(NVCC),$(MPI),$(if $(filter gpu-pack,$(MAKECMDGOALS)),,yes)),$(CUDA_HOME) /usr/local /usr $(shell python3 -c 'import nvidia.nccl as n; print(*n.__path__)' 2>/dev/null))
+endif
+nccl_library = $(firstword $(wildcard $(addsuffix /libnccl.so*,$(addprefix $(1)/,lib64 lib lib/$(CPU)-linux-gnu))))
+NCCL_HOME := $(firstword $(foreach d,$(NCCL),$(if $(and $(wildcard $d/include/nccl.h),$(call nccl_library,$d)),$d)))
+NCCL_FLAGS := $(if $(NCCL_HOME),-DWITH_NCCL $(patsubst %,-isystem %/include,$(filter-out /usr,$(NCCL_HOME))))
+NCCL_LIBS := $(if $(NCCL_HOME),$(call nccl_library,$(NCCL_HOME)) -Wl$(comma)-rpath$(comma)$(dir $(call nccl_library,$(NCCL_HOME))))
 
 # make DEPS=DIR: libraries that scripts/setup.sh --into=DIR has unpacked.
 ifneq ($(DEPS),)
@@ -92,7 +101,7 @@ endif
 # sanitizers' own.
 KERNELS := $(wildcard kernels/*.cu $(addprefix kernels/*/,*.cu *.cpp))
 LAYERS := $(wildcard layers/*.cu)
-HOST := train_gpt.cu $(filter-out training/main.cu training/ranks/mpi.cpp,$(wildcard $(addprefix training/,*.cu *.cpp */*.cpp) dataloader/*.cpp))
+HOST := train_gpt.cu $(filter-out training/main.cu training/ranks/mpi.cpp training/ranks/nccl.cpp,$(wildcard $(addprefix training/,*.cu *.cpp */*.cpp) dataloader/*.cpp))
 # $(1) the build, $(2) sources
 objects = $(addsuffix .o,$(addprefix $(BUILD)/$(1)/,$(basename $(2))))
 # The tuned CPU loops stand in X_cpu.cpp, and for these operations in X.cu itself: these get the flags of fast code.
@@ -138,8 +147,8 @@ OWN_CODE_TESTS := $(call tests_with,__global__|planted_bugs.cuh|core/(simd|mma_l
 # (a test may have its cases in a header)
 CASES := $(subst $(space),|,on_every_device $(shell grep -l on_every_device $(filter-out tests/harness.h,$(wildcard tests/*.h))))
 KERNEL_TESTS := $(call tests_with,$(CASES)) test_simt test_planted_bugs test_wgmma
-# What reads files of others goes under the sanitizers as well.
-FOREIGN_TESTS := test_from_matrix test_hf_config test_tokenizer
+# What reads files of others, and ranks that are threads, go under the sanitizers as well.
+FOREIGN_TESTS := test_from_matrix test_hf_config test_tokenizer test_ranks
 VECTOR_TESTS := test_math test_mma test_matmul test_matmul_bf16 test_grouped_matmul test_attention test_attention_bf16 test_gated_delta test_gated_delta_chunk test_gated_delta_bf16 test_golden
 # What `make gradcheck` knows, and what runs kernels where there is a GPU: tests of operations first.
 GRADCHECKED := $(patsubst test_%,%,$(call tests_with,\[gradcheck\]))
@@ -157,8 +166,8 @@ MATRIX = $(foreach t,$(KERNEL_TESTS),$(BUILD)/asan/$(t) $(BUILD)/race/$(t)) $(FO
 
 # ---- the program
 
-train: $(BUILD)/release/training/main.o $(BUILD)/mpi.o $(BUILD)/host.a $(BUILD)/release/layers.a $(BUILD)/release/kernels.a $(if $(GPU_HALF),$(CUDA_OBJECTS)) $(BUILD)/gpu_half  ## the trainer: ./train --help
-	$(CXX) $(OPENMP) -o $@ $(filter %.o %.a,$^) $(LIBS) $(MPI_LIBS) $(if $(GPU_HALF),$(CUDA_LIBS))
+train: $(BUILD)/release/training/main.o $(BUILD)/mpi.o $(BUILD)/host.a $(BUILD)/release/layers.a $(BUILD)/release/kernels.a $(if $(GPU_HALF),$(BUILD)/nccl.o $(CUDA_OBJECTS)) $(BUILD)/gpu_half  ## the trainer: ./train --help
+	$(CXX) $(OPENMP) -o $@ $(filter %.o %.a,$^) $(LIBS) $(MPI_LIBS) $(if $(GPU_HALF),$(NCCL_LIBS) $(CUDA_LIBS))
 
 # Without the half for GPUs the trainer must not refer to it.
 $(BUILD)/release/training/main.o: FLAGS_HERE := $(if $(GPU_HALF),-DWITH_CUDA,$(if $(NVCC),-DGPU_LEFT_OUT='"make gpu-build"'))
@@ -265,6 +274,9 @@ $(BUILD)/host.a $(BUILD)/asan/host.a:
 $(eval $(call text_file,$(BUILD)/mpi.flags,$(COMPILER) $(COMMON) $(MPI_FLAGS)))
 $(BUILD)/mpi.o: training/ranks/mpi.cpp $(BUILD)/mpi.flags
 	$(CXX) $(COMMON) $(MPI_FLAGS) -O2 -c -o $@ $<
+$(eval $(call text_file,$(BUILD)/nccl.flags,$(COMPILER) $(COMMON) $(NCCL_FLAGS)))
+$(BUILD)/nccl.o: training/ranks/nccl.cpp $(BUILD)/nccl.flags
+	$(CXX) $(COMMON) $(NCCL_FLAGS) $(NVCC:%/bin/nvcc=-isystem %/include) -O2 -c -o $@ $<
 
 # What ./train --version says: it is compiled into one file alone, which a commit compiles again.
 COMMIT := $(or $(if $(wildcard .git),$(shell git rev-parse --short=12 HEAD 2>/dev/null)),unknown)
@@ -369,7 +381,10 @@ $(REHEARSAL)/main.o: training/main.cu $(BUILD)/host/flags
 # The stand-in, and the kernels in C++: an index for each PTX file that they come from.
 $(BUILD)/ptx/%.o: ptx/%.cpp $(BUILD)/host/flags
 	@mkdir -p $(@D)
-	$(CXX) $(COMMON) -O3 $(MARCH) $(NVCC:%/bin/nvcc=-isystem %/include) -c -o $@ $<
+	$(CXX) $(COMMON) -O3 $(MARCH) $(FLAGS_HERE) $(NVCC:%/bin/nvcc=-isystem %/include) -c -o $@ $<
+# (That of NCCL stands on MPI, and in the program alone.)
+$(BUILD)/ptx/nccl.o: FLAGS_HERE := $(NCCL_FLAGS) $(MPI_FLAGS)
+$(BUILD)/ptx/nccl.o: $(BUILD)/mpi.flags $(BUILD)/nccl.flags
 REHEARSAL_PTX := $(BY_NVCC:%=$(REHEARSAL)/units/%.ptx) $(REHEARSED_BY_NVCC:%=$(REHEARSAL)/tests/%.ptx)
 $(REHEARSAL)/compiler: always
 	@mkdir -p $(@D)
@@ -378,22 +393,24 @@ $(REHEARSAL)/kernels/.translated: $(REHEARSAL_PTX) ptx/translate.py ptx/thread.h
 	ptx/translate.py $(@D) $(REHEARSAL_PTX)
 	cat $(BY_NVCC:%=$(@D)/%.index) >$(@D)/kernels.index
 	@touch $@
-REHEARSED := $(BY_NVCC:%=$(REHEARSAL)/units/%.o) $(BUILD)/cuda/units/host.o $(patsubst ptx/%.cpp,$(BUILD)/ptx/%.o,$(wildcard ptx/*.cpp)) $(REHEARSAL)/kernels/.translated
+REHEARSED := $(BY_NVCC:%=$(REHEARSAL)/units/%.o) $(BUILD)/cuda/units/host.o $(patsubst ptx/%.cpp,$(BUILD)/ptx/%.o,$(filter-out ptx/nccl.cpp,$(wildcard ptx/*.cpp))) $(REHEARSAL)/kernels/.translated
 $(REHEARSAL)/test_%: $(REHEARSAL)/tests/test_%.o $(BUILD)/catch_main.o $(REHEARSED)
 	$(CXX) $(OPENMP) -o $@ $(filter %.o,$^) $(LIBS) $(CATCH_LIB) -ldl
-$(REHEARSAL)/train: $(REHEARSAL)/main.o $(BUILD)/mpi.o $(BUILD)/host.a $(BUILD)/release/layers.a $(BUILD)/release/kernels.a $(REHEARSED)
+$(REHEARSAL)/train: $(REHEARSAL)/main.o $(BUILD)/mpi.o $(BUILD)/nccl.o $(BUILD)/ptx/nccl.o $(BUILD)/host.a $(BUILD)/release/layers.a $(BUILD)/release/kernels.a $(REHEARSED)
 	$(CXX) $(OPENMP) -o $@ $(filter %.o %.a,$^) $(LIBS) $(MPI_LIBS) -ldl
-# The tests of the stand-in itself. That of the runtime plays the machine; the others need no nvcc.
+# The tests of the stand-ins themselves. That of the runtime plays the machine; the others, but for NCCL's, need no nvcc.
 PTX_TESTS := $(patsubst tests/%.cpp,$(BUILD)/ptx/%,$(wildcard tests/test_ptx*.cpp))
-PTX_TESTS := $(filter-out $(if $(NVCC),,%/test_ptx_runtime),$(PTX_TESTS))
+PTX_TESTS := $(filter-out $(if $(NVCC),,%/test_ptx_runtime) $(if $(NCCL_HOME),,%/test_ptx_nccl),$(PTX_TESTS))
 $(PTX_TESTS): $(BUILD)/ptx/count.o
 $(filter-out %/test_ptx_runtime,$(PTX_TESTS)): $(BUILD)/ptx/machine.o
 $(BUILD)/ptx/test_ptx_runtime: $(addprefix $(BUILD)/ptx/,runtime.o stream.o cublas_lt.o)
+$(BUILD)/ptx/test_ptx_nccl: $(addprefix $(BUILD)/ptx/,runtime.o stream.o nccl.o) $(BUILD)/mpi.o
+$(BUILD)/ptx/test_ptx_nccl.o: FLAGS_HERE := $(NCCL_FLAGS)
 $(PTX_TESTS): %: %.o $(BUILD)/catch_main.o
-	$(CXX) $(OPENMP) -o $@ $(filter %.o,$^) $(LIBS) $(CATCH_LIB) -ldl
+	$(CXX) $(OPENMP) -o $@ $(filter %.o,$^) $(LIBS) $(MPI_LIBS) $(CATCH_LIB) -ldl
 $(PTX_TESTS:%=%.o): $(BUILD)/ptx/%.o: tests/%.cpp $(BUILD)/host/flags
 	@mkdir -p $(@D)
-	$(CXX) $(COMMON) -Og $(NVCC:%/bin/nvcc=-isystem %/include) -c -o $@ $<
+	$(CXX) $(COMMON) -Og $(FLAGS_HERE) $(NVCC:%/bin/nvcc=-isystem %/include) -c -o $@ $<
 
 rehearsal: $(GPU_TESTS:%=$(REHEARSAL)/%) $(REHEARSAL)/train  ## gpu-check without a GPU: what nvcc has made runs on a CPU -> build/rehearsal.json, results/
 	@scripts/gpu_check.py --rehearsal $(BUILD)/rehearsal.json $(REHEARSAL)/train $(GPU_TESTS:%=$(REHEARSAL)/%); code=$$?; \
@@ -436,7 +453,7 @@ test-arm: train $(ARM_BESIDE)  ## on x86-64: cross-compiled for ARM64 and run un
 	$(call arm_made,$(ARM_WHOLE))
 	@scripts/run_tests.sh $(ARM)/loops $(ARM_WHOLE)
 
-CLANG_TESTED := $(TESTS:%=$(BUILD)/clang/release/%) $(filter-out %_runtime,$(PTX_TESTS:$(BUILD)/%=$(BUILD)/clang/%))
+CLANG_TESTED := $(TESTS:%=$(BUILD)/clang/release/%) $(filter-out %_runtime %_nccl,$(PTX_TESTS:$(BUILD)/%=$(BUILD)/clang/%))
 test-clang: train  ## every test, compiled by clang++ (Debian: clang, libomp-dev)
 	+$(MAKE) CXX=clang++ NVCC= BUILD=$(BUILD)/clang $(CLANG_TESTED)
 	@scripts/run_tests.sh $(CLANG_TESTED)
@@ -446,6 +463,7 @@ test: train $(TESTED) $(if $(ARM_TESTED),arm-quick)  ## every test: CPU = emulat
 	@$(if $(strip $(ARM_MISSING)),echo "not run on ARM64: missing: $(strip $(ARM_MISSING)) (scripts/setup.sh --tests)",:)
 	@scripts/run_tests.sh $(TESTED) $(ARM_TESTED)
 
+test-all: export GATED_TEST_ALL := 1
 test-all: train $(TESTED) $(MATRIX) $(EXERCISES)/project $(if $(NVCC),gpu-build)  ## also sanitizers, the race shadow, three vector widths, resources of kernels, what a GPU would run
 	@scripts/run_tests.sh $(TESTED) $(MATRIX)
 

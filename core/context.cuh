@@ -11,6 +11,7 @@
 #include <nvtx3/nvToolsExt.h>
 #endif
 #include <algorithm>
+#include <functional>
 #include <optional>
 #include <type_traits>
 #include <vector>
@@ -61,6 +62,7 @@ class Context {
       if (s.memory) cudaFreeHost(s.memory);
       if (s.copied) cudaEventDestroy(s.copied);
     }
+    if (reached_) cudaEventDestroy(reached_);
     if (stream) cudaStreamDestroy(stream);
 #endif
   }
@@ -134,6 +136,16 @@ class Context {
   void record_to(Record* record) {
     record_ = record;
   }
+  // What the host does between launches: at once, or, while they are recorded, whenever the record has come there.
+  void between_launches(const std::function<void()>& call) {
+    if (break_record_)
+      break_record_(call);
+    else
+      call();
+  }
+  void break_record(std::function<void(const std::function<void()>&)> how) {
+    break_record_ = std::move(how);
+  }
 
   // Memory for `bytes` of scratch, and no more from here on: a plan that was too small is an error, not an allocation.
   void reserve_scratch(size_t bytes) {
@@ -183,7 +195,7 @@ class Context {
 #ifdef __CUDACC__
     if (device == Device::cuda) {
       Staging& s = staging_[next_staging_++ % (sizeof staging_ / sizeof *staging_)];
-      if (s.memory) CUDA_CHECK(cudaEventSynchronize(s.copied));
+      if (s.memory) wait_for(s.copied);
       grow(s, bytes);
       memcpy(s.memory, from, bytes);
       CUDA_CHECK(cudaMemcpyAsync(to, s.memory, bytes, cudaMemcpyHostToDevice, stream));
@@ -198,15 +210,36 @@ class Context {
   void synchronize() {
     require_not_recording(device, "the host waits for the device");
 #ifdef __CUDACC__
-    if (stream) CUDA_CHECK(cudaStreamSynchronize(stream));
+    if (!stream) return;
+    if (!while_waiting) {
+      CUDA_CHECK(cudaStreamSynchronize(stream));
+      return;
+    }
+    if (!reached_) CUDA_CHECK(cudaEventCreateWithFlags(&reached_, cudaEventDisableTiming));
+    CUDA_CHECK(cudaEventRecord(reached_, stream));
+    wait_for(reached_);
 #endif
   }
+  // Where the device may wait for what never comes: called again and again while the host waits for it. It may throw.
+  std::function<void()> while_waiting;
+#ifdef __CUDACC__
+  void wait_for(cudaEvent_t event) {
+    cudaError_t waiting_for_device;
+    while ((waiting_for_device = while_waiting ? cudaEventQuery(event) : cudaEventSynchronize(event)) ==
+           cudaErrorNotReady) {
+      cudaGetLastError();
+      while_waiting();
+    }
+    CUDA_CHECK(waiting_for_device);
+  }
+#endif
 
  private:
   std::optional<Cublas> cublas_;  // where cuBLAS is used
   bool graphs_ = false;
   size_t graphs_outdated_ = 0;
   Record* record_ = nullptr;
+  std::function<void(const std::function<void()>&)> break_record_;
   Buffer<unsigned char> scratch_;
   size_t most_scratch_ = 0;
   bool planned_ = false;
@@ -225,6 +258,7 @@ class Context {
   }
   Staging staging_[8];
   size_t next_staging_ = 0;
+  cudaEvent_t reached_ = nullptr;
 #endif
 };
 
@@ -272,7 +306,7 @@ class Readback {
     require_not_recording(ctx_.device, "the host waits for the device");
 #ifdef __CUDACC__
     if (ctx_.device == Device::cuda && n_ > 0) {
-      CUDA_CHECK(cudaEventSynchronize(arrived_));
+      ctx_.wait_for(arrived_);
       return pinned_;
     }
 #endif

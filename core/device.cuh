@@ -15,10 +15,12 @@
 #endif
 #include <unistd.h>
 
+#include <atomic>
 #include <cstddef>
 #include <cstdint>
 #include <cstdlib>
 #include <cstring>
+#include <string>
 #include <utility>
 #include <vector>
 
@@ -94,6 +96,23 @@ inline size_t host_memory_held() {
   return read ? pages * size_t(sysconf(_SC_PAGESIZE)) : 0;
 }
 
+// Whose memory that is, for processes that may share it: this host's or, of a GPU, that GPU's, wherever it is.
+inline std::string memory_name(Device device) {
+#ifdef __CUDACC__
+  if (device == Device::cuda) {
+    int id = 0;
+    cudaDeviceProp properties;
+    CUDA_CHECK(cudaGetDevice(&id));
+    CUDA_CHECK(cudaGetDeviceProperties(&properties, id));
+    return std::string(properties.uuid.bytes, sizeof properties.uuid.bytes);
+  }
+#endif
+  (void)device;
+  char host[256] = {};
+  gethostname(host, sizeof host - 1);
+  return host;
+}
+
 // Refuses what the device cannot give, where it says how much it can.
 inline void require_memory(Device device, double bytes) {
   double available = double(host_memory_available());
@@ -110,9 +129,9 @@ inline void require_memory(Device device, double bytes) {
 }
 
 // How often memory was allocated: a training step must leave it as it is.
-inline size_t allocations = 0;
+inline std::atomic<size_t> allocations = 0;
 // How often memory of a device with kernels was given back: an address that was good before may be another's by now.
-inline size_t given_back = 0;
+inline std::atomic<size_t> given_back = 0;
 
 // While launches are recorded (core/graph.cuh) nothing runs: what copies at once, waits, or gives memory has no place
 // there.

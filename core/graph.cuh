@@ -13,7 +13,8 @@
 //
 // A record holds kernels with their grids and arguments, cuBLASLt's among them, set_zero and copy_rows. So what changes
 // from run to run must lie in device memory, always at the same address, and is uploaded before the run. An argument
-// stays what it was in the second run.
+// stays what it was in the second run. What the host does between launches (ctx.between_launches) is not done in the
+// second run, but in its place whenever the record is repeated: a record is pieces, and these calls between them.
 // What a record cannot hold is refused: an upload, something read back, a wait for the device, an allocation, memory
 // that is given back.
 //
@@ -53,74 +54,97 @@ class LaunchGraph {
   }
 
  private:
-  // While it lives, nothing runs.
+  // While it lives, nothing runs: launches go into pieces, and between two of them stands a call of the host.
   struct Recording {
-    Recording() { recording_launches = true; }
-    ~Recording() { recording_launches = false; }
+    explicit Recording(LaunchGraph& graph) : ctx(graph.ctx_) {
+      recording_launches = true;
+      ctx.break_record([&graph](const std::function<void()>& call) {
+        graph.end_piece();
+        graph.calls_.push_back(call);
+        graph.begin_piece();
+      });
+    }
+    ~Recording() {
+      recording_launches = false;
+      ctx.break_record(nullptr);
+    }
+    Context& ctx;
   };
   template <class Launches>
-  void launch_recording(const Launches& launches) {
-    const Recording recording;
+  void record(const Launches& launches) {
+    forget();
+    const Recording recording(*this);
     const size_t before = given_back;
-    launches();
-    // It is a destructor that gives memory back, and that cannot refuse: so the record is refused.
-    if (given_back != before) require_not_recording(ctx_.device, "memory is given back");
+    begin_piece();
+    try {
+      launches();
+      // It is a destructor that gives memory back, and that cannot refuse: so the record is refused.
+      if (given_back != before) require_not_recording(ctx_.device, "memory is given back");
+    } catch (...) {
+      abandon_piece();
+      throw;
+    }
+    end_piece();
+    recorded_ = true;
+  }
+  void repeat() {
+    for (size_t i = 0; i < pieces_.size(); i++) {
+      repeat(pieces_[i]);
+      if (i < calls_.size()) calls_[i]();
+    }
   }
 
 #ifdef __CUDACC__
-  template <class Launches>
-  void record(const Launches& launches) {
-    cudaGraph_t graph = nullptr;
+  using Piece = cudaGraphExec_t;
+  void begin_piece() {
     CUDA_CHECK(cudaStreamBeginCapture(ctx_.stream, cudaStreamCaptureModeThreadLocal));
-    try {
-      launch_recording(launches);
-    } catch (...) {
-      cudaStreamEndCapture(ctx_.stream, &graph);
-      if (graph) cudaGraphDestroy(graph);
-      cudaGetLastError();
-      throw;
-    }
+  }
+  void abandon_piece() {
+    cudaGraph_t graph = nullptr;
+    cudaStreamEndCapture(ctx_.stream, &graph);
+    if (graph) cudaGraphDestroy(graph);
+    cudaGetLastError();
+  }
+  void end_piece() {
+    cudaGraph_t graph = nullptr;
     CUDA_CHECK(cudaStreamEndCapture(ctx_.stream, &graph));
-    const cudaError_t made = cudaGraphInstantiate(&record_, graph, 0);
+    const cudaError_t made = cudaGraphInstantiate(&pieces_.emplace_back(), graph, 0);
     cudaGraphDestroy(graph);
     CUDA_CHECK(made);
-    recorded_ = true;
   }
-  void repeat() {
-    CUDA_CHECK(cudaGraphLaunch(record_, ctx_.stream));
+  void repeat(Piece piece) {
+    CUDA_CHECK(cudaGraphLaunch(piece, ctx_.stream));
   }
   void forget() {
-    if (record_) {
-      cudaStreamSynchronize(ctx_.stream);  // it may still run
-      cudaGraphExecDestroy(record_);
-    }
-    record_ = nullptr;
+    if (!pieces_.empty()) cudaStreamSynchronize(ctx_.stream);  // they may still run
+    for (const Piece piece : pieces_) cudaGraphExecDestroy(piece);
+    pieces_.clear();
+    calls_.clear();
     recorded_ = false;
   }
-  cudaGraphExec_t record_ = nullptr;
 #else
-  template <class Launches>
-  void record(const Launches& launches) {
-    struct Into {
-      Context& ctx;
-      Into(Context& c, Record& record) : ctx(c) { ctx.record_to(&record); }
-      ~Into() { ctx.record_to(nullptr); }
-    };
-    record_.clear();
-    const Into into(ctx_, record_);
-    launch_recording(launches);
-    recorded_ = true;
+  using Piece = Record;
+  void begin_piece() {
+    ctx_.record_to(&pieces_.emplace_back());
   }
-  void repeat() {
-    record_.repeat();
+  void abandon_piece() {
+    ctx_.record_to(nullptr);
+  }
+  void end_piece() {
+    ctx_.record_to(nullptr);
+  }
+  void repeat(const Piece& piece) {
+    piece.repeat();
   }
   void forget() {
-    record_.clear();
+    pieces_.clear();
+    calls_.clear();
     recorded_ = false;
   }
-  Record record_;
 #endif
 
+  std::vector<Piece> pieces_;
+  std::vector<std::function<void()>> calls_;  // behind each piece but the last
   Context& ctx_;
   std::optional<size_t> version_;  // of the context, when the launches ran last
   bool recorded_ = false;

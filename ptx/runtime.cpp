@@ -323,6 +323,8 @@ static const struct {
     ERROR(cudaErrorInvalidPtx, "a PTX JIT compilation failed"),
     ERROR(cudaErrorInvalidResourceHandle, "invalid resource handle"),
     ERROR(cudaErrorIllegalState, "the operation cannot be performed in the present state"),
+    ERROR(cudaErrorNotReady, "device not ready"),
+    ERROR(cudaErrorUnknown, "unknown error"),
     ERROR(cudaErrorIllegalAddress, "an illegal memory access was encountered"),
     ERROR(cudaErrorLaunchOutOfResources, "too many resources requested for launch"),
     ERROR(cudaErrorMisalignedAddress, "misaligned address"),
@@ -389,6 +391,7 @@ cudaError_t cudaGetDeviceProperties(cudaDeviceProp* properties, int device) {
     require_device("cudaGetDeviceProperties", device, properties);
     *properties = {};
     strcpy(properties->name, "PTX on a CPU");
+    properties->uuid.bytes[0] = char(device + 1);
     properties->totalGlobalMem = memory_use().total;
     properties->major = attribute(cudaDevAttrComputeCapabilityMajor);
     properties->minor = attribute(cudaDevAttrComputeCapabilityMinor);

@@ -51,6 +51,7 @@ struct Event {
   uint64_t after = 0;    // the piece of work that it was recorded behind
   uint64_t capture = 0;  // or the capture in which it was recorded, and the nodes
   std::vector<size_t> tail;
+  bool asked = false;  // whether it was done
 };
 
 using Graph = std::shared_ptr<const std::vector<Work>>;
@@ -87,6 +88,7 @@ struct State {
   bool complained = false;
   uint64_t pieces = 0, captures_begun = 0;
   std::map<uint64_t, Pending> pending;
+  std::set<uint64_t> to_start;  // of those
   Stream null;
   Handles<cudaStream_t, Stream> streams;
   Handles<cudaEvent_t, Event> events;
@@ -174,7 +176,45 @@ Event& event_of(cudaEvent_t handle) {
 
 // ---- work
 
-// Does a piece of work, and before it those that it stands behind, and no others.
+// Starts what stands behind nothing any more; where there is nothing to do either, it is done.
+void start_what_can() {
+  State& s = state();
+  for (auto next = s.to_start.begin(); next != s.to_start.end();) {
+    const uint64_t number = *next++;
+    const Pending& piece = s.pending.at(number);
+    if (std::any_of(piece.after.begin(), piece.after.end(), [&](uint64_t a) { return s.pending.count(a); })) continue;
+    s.to_start.erase(number);
+    if (piece.work.run)
+      piece.work.start();
+    else
+      s.pending.erase(number);
+  }
+}
+
+void run_now(const std::set<uint64_t>& pieces) {
+  State& s = state();
+  for (const uint64_t number : pieces) {
+    const auto found = s.pending.find(number);
+    if (found == s.pending.end()) continue;
+    if (const auto& run = found->second.work.run) run();
+    s.pending.erase(found);
+    start_what_can();
+  }
+}
+
+// All that stands behind nothing that others have a part in.
+std::set<uint64_t> without_others() {
+  std::set<uint64_t> free, bound;
+  for (const auto& [number, piece] : state().pending) {
+    const auto is_bound = [&bound](uint64_t a) { return bound.count(a) > 0; };
+    const bool is = piece.work.start || std::any_of(piece.after.begin(), piece.after.end(), is_bound);
+    (is ? bound : free).insert(number);
+  }
+  return free;
+}
+
+// Does a piece of work, and before it those that it stands behind, and no others. But what others have a part in is
+// done when nothing else is left: so whoever does not wait for it comes too early.
 void finish(uint64_t piece) {
   State& s = state();
   std::set<uint64_t> needed;
@@ -186,11 +226,10 @@ void finish(uint64_t piece) {
     looked_at.insert(looked_at.end(), found->second.after.begin(), found->second.after.end());
   }
   // A piece has a greater number than all that it stands behind.
+  const auto has_others = [&s](uint64_t number) { return bool(s.pending.at(number).work.start); };
   try {
-    for (const uint64_t number : needed) {
-      if (const auto& run = s.pending.at(number).work.run) run();
-      s.pending.erase(number);
-    }
+    if (std::any_of(needed.begin(), needed.end(), has_others)) run_now(without_others());
+    run_now(needed);
   } catch (const Refusal& refusal) {
     s.fault = refusal.code;
     throw;
@@ -246,8 +285,14 @@ uint64_t submit(cudaStream_t handle, Work work, std::initializer_list<uint64_t> 
   } else if (stream.blocking) {
     piece.after.push_back(s.null.last);
   }
+  const bool starts = piece.work.start || !piece.work.run;
   s.pending.emplace(++s.pieces, std::move(piece));
-  return stream.last = s.pieces;
+  stream.last = s.pieces;
+  if (starts) {
+    s.to_start.insert(s.pieces);
+    start_what_can();
+  }
+  return s.pieces;
 }
 
 // cudaThreadExchangeStreamCaptureMode says whom which mode forbids what it calls potentially unsafe.
@@ -393,6 +438,19 @@ cudaError_t cudaEventSynchronize(cudaEvent_t handle) {
              static_cast<void*>(handle));
     }
     wait_for("cudaEventSynchronize", event.after);
+  });
+}
+
+// Who asks for the first time is told that it is not done yet, as by a device that takes its time. Then it is.
+cudaError_t cudaEventQuery(cudaEvent_t handle) {
+  return call([&] {
+    Event& event = event_of(handle);
+    if (event.capture) {
+      invalidate(event.capture);
+      refuse(cudaErrorCapturedEvent, "cudaEventQuery: event %p was recorded in a capture", static_cast<void*>(handle));
+    }
+    if (state().pending.count(event.after) && !std::exchange(event.asked, true)) throw Refusal{cudaErrorNotReady};
+    wait_for("cudaEventQuery", event.after);
   });
 }
 

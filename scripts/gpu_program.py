@@ -24,6 +24,7 @@ SMALL = "--layers=2 --hidden=64 --heads=2 --kv-heads=1 --head-dim=32 --context=6
 RUN = SMALL + " --data=text.txt --out=run --steps=6 --val-every=2 --measure-every=4 --save-every=3 --sample-tokens=20"
 GPT2 = (RUN + " --norm=layernorm --position=learned --ffn=gelu --ffn-bias=on --attn-bias=all --qk-norm=off --tied=off "
         "--dropout=0.1 --micro-batches=2 --recompute=full {graph}")
+RANKS = "mpirun " + RUN + " --precision=bf16 --mma={mma} --micro-batches=4 --experts=4 --norm=gated --attn=g1"
 EVALUATE = "--evaluate --from=run --val-batches=2"
 GENERATE = "--generate --from=run --tokens=20"
 
@@ -52,9 +53,7 @@ CASES = {
         EVALUATE + " --data=text.txt --choices=choices.bin",
         GENERATE + " --prompt=The --samples=2"],
     "two ranks, a GPU each": [
-        "mpirun " + RUN + " --precision=bf16 --mma={mma} --micro-batches=4 --experts=4 --norm=gated --attn=g1",
-        NEWEST_GONE,
-        "mpirun " + RUN + " --precision=bf16 --mma={mma} --micro-batches=4 --experts=4 --norm=gated --attn=g1 --resume",
+        RANKS + " {graph}", NEWEST_GONE, RANKS + " --resume --transport=mpi",
         "mpirun " + EVALUATE + " --precision=bf16 --mma={mma} --data=text.txt"],
     "a search in what was read": [
         SMALL + " --data=recall --out=run --steps=2 --sample-tokens=0 --layers=1 --ffn-hidden=32 --context=32",

@@ -24,6 +24,7 @@ if [ "${1:-}" = --one ]; then
       rm -f "$2.launched"
       PTX_LAUNCHED=$2.launched GATED_GUARD=off GATED_NEEDS_GPU=1 timeout 1200 "$2" "[bitwise]"
       ;;
+    */asan/test_ranks) timeout 1200 "$2" "~[mpirun]" ;; # (those start ./train)
     *) timeout 1200 "$2" ;;
   esac >"$2.log" 2>&1
   code=$?

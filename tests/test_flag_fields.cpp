@@ -125,6 +125,9 @@ std::vector<Row> all_rows() {
   FIELD("--seed=9", "", c.seed == 9 && c.data.seed == 9);
   FIELD("--steps=500", "", c.steps == 500 && c.schedule.steps == 500);
   FIELD("--batch=5", "", c.batch == 5);
+  FIELD("--transport=mpi", "", c.transport == TransportChoice::mpi);
+  FIELD("--transport=nccl", "", c.transport == TransportChoice::nccl);
+  FIELD("--transport=auto", "", c.transport == TransportChoice::automatic);
   FIELD("--ranks=4", "--describe --micro-batches=4", c.ranks == 4);
   FIELD("--micro-batches=6", "", c.micro_batches == 6);
   FIELD("--slices=3", "--micro-batches=6", c.slices == 3);
@@ -252,7 +255,7 @@ TEST_CASE("flag fields: which flags change the weights, and which the architectu
       "--measure-every --check-ranks-every --evaluate --quantize --smoothquant --yarn --probe --val-batches "
       "--sample-tokens --temperature --top-k --out --save-every --keep --resume --device --threads --change-precision "
       "--top-p --generate --prompt --prompt-tokens --tokens --samples --tokenizer --choices --recompute --graph "
-      "--log-every --ranks");
+      "--log-every --ranks --transport");
   const std::set<std::string> of_no_model = set_of(
       "--data --schedule --decay --val-data --val-fraction --vocab --seed --steps --batch --micro-batches --slices "
       "--lr --min-lr --warmup --beta1 --beta2 --adam-eps --weight-decay --clip --precision --mma --matmul --tf32");

@@ -170,6 +170,14 @@ TEST_CASE("flags: what only a GPU can do is refused where none is", "[flags]") {
                       "--graph out, or take --device=emulated");
   REQUIRE(parse(emulated, {"--graph", "--device=emulated"}) == "");
   check_device_flags(emulated, "nothing answers");
+  Config nccl;
+  REQUIRE(parse(nccl, {"--transport=nccl"}) == "");
+  check_device_flags(nccl, "");
+  REQUIRE_THROWS_WITH(check_device_flags(nccl, "nothing answers"),
+                      "--transport=nccl: NCCL moves bytes between GPUs alone, and nothing answers; or take "
+                      "--transport=mpi");
+  REQUIRE(contains(parse({"--transport=nccl", "--device=cpu"}), "--transport=nccl with --device=cpu: NCCL moves"));
+  REQUIRE(contains(parse({"--transport=nccl", "--device=emulated"}), "--transport=nccl with --device=emulated"));
   Config cuda;
   REQUIRE(parse(cuda, {"--device=cuda"}) == "");
   check_device_flags(cuda, "");

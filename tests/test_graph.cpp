@@ -75,6 +75,37 @@ TEST_CASE("graph: nothing runs while it is recorded, and an argument stays what 
   }
 }
 
+TEST_CASE("graph: what the host does between launches is done in its place, whenever they are repeated",
+          "[graph][bitwise]") {
+  Context ctx(kernel_device);
+  ctx.use_graphs();
+  const Buffer<float> x(ctx.device, std::vector<float>{0}), y(ctx.device, 2);
+  LaunchGraph graph(ctx);
+  std::vector<float> seen;
+  const auto look = [&] {
+    ctx.synchronize();
+    seen.push_back(y.download()[0]);
+    const float next = seen.back() + 1;
+    ctx.upload(x.data(), &next, 1);
+  };
+  size_t launched = 0;
+  for (int run = 0; run < 5; run++) {
+    graph.run([&] {
+      launched++;
+      copy_rows(y.data(), 1, x.data(), 1, 1, 1, ctx);
+      ctx.between_launches(look);
+      ctx.between_launches(look);  // with no launch before it
+      copy_rows(y.data() + 1, 1, x.data(), 1, 1, 1, ctx);
+      ctx.between_launches([&] { seen.push_back(-1); });  // and with none behind it
+    });
+    ctx.synchronize();
+    REQUIRE(seen == std::vector<float>{float(run), float(run), -1});
+    REQUIRE(y.download() == std::vector<float>{float(run), float(run + 1)});
+    seen.clear();
+  }
+  REQUIRE(launched == 2);
+}
+
 TEST_CASE("graph: memory that was given back, or launches that differ, make it begin anew", "[graph][bitwise]") {
   Context ctx(kernel_device);
   ctx.use_graphs();

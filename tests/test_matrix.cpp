@@ -1,6 +1,6 @@
 // matrix: every named value of the model's flags, some numbers, and every pair of them that is not refused, in a run
 // of a few steps: the same bits on cpu and kernels, finite, learning, the same after saving and loading, with a
-// cache the logits of the whole forward, and the same on two ranks.
+// cache the logits of the whole forward, and the same on two ranks (all of them in `make test-all`).
 #include "core/philox.cuh"
 #include "tests/compare.h"
 #include "tests/refusal.h"
@@ -149,6 +149,7 @@ TEST_CASE("matrix: every value and every pair of the model's flags trains and ge
                              << all.size() << " flags; " << lines.refused_pairs << " pairs are refused");
   REQUIRE(lines.refused_pairs * 10 < lines.pairs);
 
+  const bool all_on_ranks = getenv("GATED_TEST_ALL");  // `make test` takes a few
   size_t runs = 0;
   const Folder folder;
   for (const Assignment& a : lines.accepted) {
@@ -176,9 +177,11 @@ TEST_CASE("matrix: every value and every pair of the model's flags trains and ge
     REQUIRE_BITWISE(whole, with_cache(one.trainer.model, ids, 6));
     REQUIRE_BITWISE(whole, with_cache(other.trainer.model, ids, 1));
     REQUIRE(learns(config.model, cpu));
-    Config wide = small_run(small_model("--hidden=320 " + line), 2, 4);  // several chunks of parameters in a layer
-    wide.slices = runs % 2 ? 4 : 2;
-    require_same_on_ranks(wide, 2, config.out);
+    if (all_on_ranks || runs % 16 == 1) {
+      Config wide = small_run(small_model("--hidden=320 " + line), 2, 4);  // several chunks of parameters in a layer
+      wide.slices = (runs + runs / 16) % 2 ? 4 : 2;
+      require_same_on_ranks(wide, 2, config.out);
+    }
     fs::remove_all(config.out);
   }
 }

@@ -140,7 +140,7 @@ Outcome optimized(const Sizes& sizes, Storage storage, size_t slices, const Rank
         for (const Parameter& p : w.list())
           for (size_t i = std::max(from, p.offset); i < std::min(ends[k], p.offset + p.size); i++)
             w.grads.data()[i] = gradient_of(step, slice, i);
-        if (optimizer.overlaps()) optimizer.gradients_ready(slice, from);
+        if (!ranks.alone()) optimizer.gradients_ready(slice, from);
       }
       optimizer.end_slice(slice);
     }
@@ -183,20 +183,13 @@ const Sizes shapes[] = {
 
 }  // namespace
 
-TEST_CASE("ranks: those of a host share its GPUs out by their places", "[ranks]") {
-  Hub hub(5);
-  const auto shared = [&](size_t gpus) {
-    std::vector<size_t> all;
-    for (size_t rank = 0; rank < 5; rank++) {
-      ThreadTransport transport(hub, rank);
-      all.push_back(Ranks(&transport).on_this_device(gpus));
-    }
-    return all;
-  };
-  REQUIRE(shared(1) == std::vector<size_t>{5, 5, 5, 5, 5});
-  REQUIRE(shared(2) == std::vector<size_t>{3, 2, 3, 2, 3});
-  REQUIRE(shared(8) == std::vector<size_t>{1, 1, 1, 1, 1});
-  REQUIRE(Ranks().on_this_device(4) == 1);
+TEST_CASE("ranks: those that share a memory know how many they are", "[ranks]") {
+  const std::vector<std::string> names = {"a GPU", "b", "a GPU", "", "a GPU"};
+  std::vector<size_t> shared(names.size());
+  REQUIRE(on_ranks(names.size(), [&](const Ranks& r) { shared[r.rank()] = r.on_this_memory(names[r.rank()]); }) ==
+          std::vector<std::string>(names.size()));
+  REQUIRE(shared == std::vector<size_t>{3, 1, 3, 1, 3});
+  REQUIRE(Ranks().on_this_memory(memory_name(Device::cpu)) == 1);
 }
 
 TEST_CASE("ranks: chunks are dealt out, each to one rank, and layers begin no earlier than their buckets", "[ranks]") {
@@ -260,7 +253,8 @@ TEST_CASE("ranks: what comes before the backward ends is all but the embedding",
     from.insert(from.begin(), 0);
     Hub hub(2);
     ThreadTransport transports[] = {{hub, 0, 1}, {hub, 1, 1}};
-    Courier couriers[] = {{w, &transports[0], Device::cpu}, {w, &transports[1], Device::cpu}};
+    Context ctx(Device::cpu);
+    Courier couriers[] = {{w, &transports[0], ctx}, {w, &transports[1], ctx}};
     const Floats grads(w.flat_size());
     const auto fold = [](size_t, const float*) {};
     for (size_t k = from.size(); k-- > 0;)
@@ -390,12 +384,12 @@ TEST_CASE("ranks: a build without MPI is alone, and refuses to be one of several
 #include <exception>
 #include "training/ranks/transport.h"
 int main() try {
-  puts(ranks::start() ? "one of several" : "alone");
+  puts(ranks::start() ? "one of several" : ranks::has_nccl ? "NCCL" : "alone");
   ranks::finish();
 } catch (const std::exception& e) {
   puts(e.what());
 })");
-  f.done("g++ -std=c++20 -I{repo} -o main main.cpp {repo}/training/ranks/mpi.cpp");
+  f.done("g++ -std=c++20 -I{repo} -o main main.cpp {repo}/training/ranks/mpi.cpp {repo}/training/ranks/nccl.cpp");
   REQUIRE(f.done("env -i ./main") == "alone\n");
   REQUIRE(f.done("env -i OMPI_COMM_WORLD_SIZE=1 ./main") == "alone\n");
   for (const char* launched : {"OMPI_COMM_WORLD_SIZE=2", "PMI_SIZE=2", "SLURM_STEP_NUM_TASKS=2"})
@@ -404,7 +398,7 @@ int main() try {
             "start one\n");
 }
 
-TEST_CASE("ranks: messages arrive whole, in pieces and in the order in which they begin", "[ranks]") {
+TEST_CASE("ranks: messages arrive whole, in pieces and in the order in which they begin", "[ranks][mpirun]") {
   NEEDS_RANKS;
   const Folder f;
   f.write("main.cpp", R"(
@@ -448,7 +442,7 @@ int main() {
   REQUIRE(f.done(launched("3", "./main")) == "all of them\n");
 }
 
-TEST_CASE("ranks: the weights of one rank, on 2, 3, 4 and 5", "[ranks]") {
+TEST_CASE("ranks: the weights of one rank, on 2, 3, 4 and 5", "[ranks][mpirun]") {
   NEEDS_RANKS;
   const Folder f;
   for (const auto& [flags, counts] : std::vector<std::pair<std::string, std::vector<size_t>>>{
@@ -458,7 +452,7 @@ TEST_CASE("ranks: the weights of one rank, on 2, 3, 4 and 5", "[ranks]") {
            {"--micro-batches=2 --mixer=hybrid --dropout=0.1 --recompute=full", {2}},
            {"--micro-batches=8 --slices=4 --experts=4 --expert-hidden=24 --balance-loss=0.1", {4}},
            {"--micro-batches=20 --slices=20 --batch=1", {4, 5}},  // three groups; a round of ranks goes across them
-           {"--micro-batches=2 --device=emulated --steps=2 --context=8", {2}}}) {
+           {"--micro-batches=4 --slices=2 --device=emulated --graph --steps=4 --context=8", {2}}}) {
     INFO(flags);
     const std::string one = fingerprint_in(f.done("{repo}/train " + size + flags));
     REQUIRE(one.size() == 16);
@@ -469,7 +463,8 @@ TEST_CASE("ranks: the weights of one rank, on 2, 3, 4 and 5", "[ranks]") {
   }
 }
 
-TEST_CASE("ranks: checkpoints, log and evaluation are those of one rank, and a run goes on on any number", "[ranks]") {
+TEST_CASE("ranks: checkpoints, log and evaluation are those of one rank, and a run goes on on any number",
+          "[ranks][mpirun]") {
   NEEDS_RANKS;
   const Folder f;
   const std::string run = size +
@@ -505,7 +500,7 @@ TEST_CASE("ranks: checkpoints, log and evaluation are those of one rank, and a r
   REQUIRE(contains(f.run(launch(2) + run + "--slices=2 --out=two --resume").text, "--slices=0, this run has"));
 }
 
-TEST_CASE("ranks: what one is said to take before the first step is its peak", "[ranks]") {
+TEST_CASE("ranks: what one is said to take before the first step is its peak", "[ranks][mpirun]") {
   NEEDS_RANKS;
   NEEDS("/usr/bin/time true", "/usr/bin/time", "what a rank takes");
   const Folder f;
@@ -526,7 +521,7 @@ TEST_CASE("ranks: what one is said to take before the first step is its peak", "
   }
 }
 
-TEST_CASE("ranks: the log says which one is slow, and an emulated one has the bits of the CPU", "[ranks]") {
+TEST_CASE("ranks: the log says which one is slow, and an emulated one has the bits of the CPU", "[ranks][mpirun]") {
   NEEDS_RANKS;
   const Folder f;
   const std::string run = size + "--steps=2 --layers=1 --context=8 --micro-batches=2 --out=";
@@ -554,7 +549,7 @@ TEST_CASE("ranks: the log says which one is slow, and an emulated one has the bi
   REQUIRE(compute[0] + exchange[0] <= seconds);
 }
 
-TEST_CASE("ranks: what cannot run is refused in a line", "[ranks]") {
+TEST_CASE("ranks: what cannot run is refused in a line", "[ranks][mpirun]") {
   NEEDS_RANKS;
   const Folder f;
   const auto refused = [&](const std::string& ranks_and_flags, const std::string& named) {
@@ -580,7 +575,7 @@ TEST_CASE("ranks: what cannot run is refused in a line", "[ranks]") {
 }
 
 TEST_CASE("ranks: a disk that fills up, or data that goes away on one, ends all, and the last checkpoint is whole",
-          "[ranks]") {
+          "[ranks][mpirun]") {
   NEEDS_RANKS;
   const Folder f;
   const std::string run = size + "--micro-batches=2 --val-every=0 ";
@@ -609,7 +604,7 @@ TEST_CASE("ranks: a disk that fills up, or data that goes away on one, ends all,
   REQUIRE(fingerprint_in(f.done("{repo}/train " + run + "--out=run --resume")) == whole);
 }
 
-TEST_CASE("ranks: one that is killed ends all in seconds, and the run goes on from its checkpoint", "[ranks]") {
+TEST_CASE("ranks: one that is killed ends all in seconds, and the run goes on from its checkpoint", "[ranks][mpirun]") {
   NEEDS_RANKS;
   const Folder f;
   const std::string run = size + "--steps=400 --micro-batches=2 --save-every=5 --val-every=0 --out=run --resume ";
@@ -628,7 +623,7 @@ TEST_CASE("ranks: one that is killed ends all in seconds, and the run goes on fr
   REQUIRE(fingerprint_in(f.done("{repo}/train " + run)) == whole);
 }
 
-TEST_CASE("ranks: SIGUSR1 of one rank saves, SIGTERM of one stops all behind a checkpoint", "[ranks]") {
+TEST_CASE("ranks: SIGUSR1 of one rank saves, SIGTERM of one stops all behind a checkpoint", "[ranks][mpirun]") {
   NEEDS_RANKS;
   const Folder f;
   const std::string run = size + "--steps=4000 --micro-batches=2 --save-every=1h --val-every=0 --out=run --resume ";

@@ -7,6 +7,7 @@
 #include <signal.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <cstdio>
 #include <string>
 
@@ -49,21 +50,32 @@ std::string take_gpu(size_t place_on_host) {
 }
 // The nvcc half reads the same command line again: its Config is a type of its own. What the program is the half of g++
 // knows alone.
-int train_on_cuda(int argc, char** argv, const std::map<std::string, std::string>& version,
-                  ranks::Transport* transport) {
+int train_on_cuda(int argc, char** argv, const std::map<std::string, std::string>& version, ranks::Transport* transport,
+                  bool by_nccl) {
   gated::Config config;
   gated::parse_command_line(config, argc, argv);
   config.program_version = version;
-  return gated::train(config, gated::Device::cuda, transport);
+  const auto nccl = by_nccl ? ranks::start_nccl(*transport) : nullptr;
+  return gated::train(config, gated::Device::cuda, {transport, nccl.get()});
+}
+std::string own_gpu() {
+  return gated::memory_name(gated::Device::cuda);
 }
 
 #else
 
 #ifdef WITH_CUDA
 std::string take_gpu(size_t place_on_host);
-int train_on_cuda(int argc, char** argv, const std::map<std::string, std::string>& version,
-                  ranks::Transport* transport);
+int train_on_cuda(int argc, char** argv, const std::map<std::string, std::string>& version, ranks::Transport* transport,
+                  bool by_nccl);
+std::string own_gpu();
 #else
+namespace ranks {
+const bool has_nccl = false;
+}
+static std::string own_gpu() {
+  return "";
+}
 static std::string take_gpu(size_t) {
   return "this build has no half for GPUs: with nvcc, make adds it where a GPU answers, and make gpu-build, or "
          "make CUDA_ARCH=90, elsewhere";
@@ -78,6 +90,33 @@ static void hold_outputs() {
 
 // The ranks of the run; null where it is alone.
 static ranks::Transport* transport = nullptr;
+
+// Does NCCL move bytes between the ranks? It does where it can between all, unless one of them says otherwise.
+static bool by_nccl(const gated::Config& c, bool on_gpu) {
+  using gated::TransportChoice;
+  const bool wanted = c.transport == TransportChoice::nccl;
+  gated::require(!wanted || ranks::has_nccl,
+                 "--transport=nccl: this build has no NCCL: make NCCL=DIR adds it, with DIR/include/nccl.h and "
+                 "DIR/lib/libnccl.so, where nvcc and MPI are; or take --transport=mpi");
+  const gated::Ranks all(transport);
+  if (all.alone()) return false;
+  const std::string no = "no: ";  // and why not
+  const std::vector<std::string> gpus = all.all_texts(c.transport == TransportChoice::mpi ? no + "has --transport=mpi"
+                                                      : !on_gpu                           ? no + "computes on no GPU"
+                                                      : !ranks::has_nccl                  ? no + "has no NCCL"
+                                                                                          : own_gpu());
+  std::string why;
+  for (size_t i = 0; i < gpus.size() && why.empty(); i++) {
+    const size_t same = size_t(std::find(gpus.begin(), gpus.end(), gpus[i]) - gpus.begin());
+    if (gpus[i].starts_with(no))
+      why = gated::format("rank %zu %s", i, gpus[i].substr(no.size()).c_str());
+    else if (same < i)
+      why = gated::format("ranks %zu and %zu share a GPU, and NCCL wants one for each", same, i);
+  }
+  gated::require(!wanted || why.empty(), "--transport=nccl: %s: take --transport=mpi, or as many ranks as GPUs",
+                 why.c_str());
+  return why.empty();
+}
 
 // What all ranks refuse the first says, and ends the others. What another rank alone refuses is said by that rank, once
 // the first has had time to speak.
@@ -116,9 +155,11 @@ static int run(int argc, char** argv) try {
 #ifdef GPU_LEFT_OUT
   if (config.device == DeviceChoice::automatic) config.gpu_left_out = GPU_LEFT_OUT;
 #endif
+  const bool on_gpu =
+      config.device == DeviceChoice::cuda || (config.device == DeviceChoice::automatic && no_gpu.empty());
+  [[maybe_unused]] const bool nccl = by_nccl(config, on_gpu);
 #ifdef WITH_CUDA
-  if (config.device == DeviceChoice::cuda || (config.device == DeviceChoice::automatic && no_gpu.empty()))
-    return train_on_cuda(argc, argv, gated::program_version(), transport);
+  if (on_gpu) return train_on_cuda(argc, argv, gated::program_version(), transport, nccl);
 #endif
   config.program_version = gated::program_version();
   return gated::train(config, config.device == DeviceChoice::emulated ? gated::Device::emulated : gated::Device::cpu,

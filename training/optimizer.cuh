@@ -8,7 +8,7 @@
 //
 // So a slice has the same bits wherever and whenever it is computed, and so has their sum. R ranks compute R slices
 // side by side; each owns a part of the parameters (training/ranks/deal.h), and adds, keeps and moves that part alone.
-// On a CPU what they send each other travels while they compute (training/ranks/courier.cuh).
+// What they send each other travels while they compute (training/ranks/courier.cuh).
 //
 // What is AdamW's stands here and nowhere else: the states that it keeps, the tables that it reads, its update.
 // Checkpoints, memory and the run's header ask for them by name or in bytes. Its settings are flags
@@ -64,7 +64,7 @@ class Optimizer {
         ranks_(ranks),
         slices_(slices),
         chunks_(gradient_chunks(weights.flat_size())),
-        courier_(weights, ranks, ctx.device),
+        courier_(weights, ranks, ctx),
         own_(pieces_of(courier_.deal, weights, ranks.rank())),
         plan_(tensors_of(own_), ctx),
         norm_(ctx.device, 1),
@@ -79,8 +79,6 @@ class Optimizer {
     weights_changed();
     if (slices > 1) total_ = Buffer<float>(ctx.device, owned);
     if (slices > group) group_ = Buffer<float>(ctx.device, owned);
-    if (ctx.device == Device::cuda && !ranks.alone())
-      device_pieces_ = Buffer<float>(ctx.device, ranks.count() * courier_.deal.most_part());
   }
 
   // Of a parameter what this rank owns: f(begin, n, at), n elements from its element `begin` on, which the states have
@@ -138,13 +136,12 @@ class Optimizer {
       return;
     }
     ctx_.synchronize();
-    const HostView<float> grads(weights_.grads);
-    courier_.finish_gradients(grads.data(), [&](size_t bucket, const float* pieces) { fold(slice, bucket, pieces); });
+    courier_.finish_gradients(weights_.grads.data(),
+                              [&](size_t bucket, const float* pieces) { fold(slice, bucket, pieces); });
   }
 
-  // Whether ranks that compute send meanwhile. Then a backward and a forward call what follows.
-  bool overlaps() const { return !ranks_.alone() && ctx_.device == Device::cpu; }
-  // Of this slice the gradients from element `from` on are there.
+  // Of several ranks a backward and a forward call what follows. Of this slice the gradients from element `from` on are
+  // there, once what was launched is done.
   void gradients_ready(size_t slice, size_t from) {
     courier_.send_gradients(weights_.grads.data(), from,
                             [&](size_t bucket, const float* pieces) { fold(slice, bucket, pieces); });
@@ -171,19 +168,7 @@ class Optimizer {
     gradient_root(norm_.data(), sums_.data(), chunks_, ctx_);
     for (size_t i = 0; i < own_.size(); i++) {
       if (own_[i].elements.size()) move(own_[i], courier_.fp32_parts(i));
-      if (!ranks_.alone() && ctx_.device != Device::cuda)
-        courier_.send_weights(weights_.values.data(), weights_.copies.data());
-    }
-    if (ctx_.device == Device::cuda && !ranks_.alone()) {
-      ctx_.synchronize();
-      edit_on_host(ctx_.device, weights_.values.data(), weights_.values.size(), [&](float* values) {
-        edit_on_host(ctx_.device, weights_.copies.data(), weights_.copies.size(), [&](bf16* copies) {
-          for (size_t i = 0; i < own_.size(); i++) courier_.send_weights(values, copies);
-          await_weights();
-        });
-      });
-    } else if (!overlaps()) {
-      await_weights();
+      if (!ranks_.alone()) courier_.send_weights(weights_.values.data(), weights_.copies.data());
     }
   }
   // The norm of a part of that gradient, before clipping: n elements of the flat buffer from `begin` on, by the chunks
@@ -272,12 +257,7 @@ class Optimizer {
   }
   // Adds a bucket of the slices that the ranks compute side by side with this one.
   void fold(size_t slice, size_t bucket, const float* pieces) {
-    const size_t n = own_[bucket].elements.size();
-    if (device_pieces_.size()) {
-      Buffer<float>::copy_to_device(ctx_.device, device_pieces_.data(), pieces, ranks_.count() * n);
-      pieces = device_pieces_.data();
-    }
-    add(slice - ranks_.rank(), pieces, ranks_.count(), n, own_[bucket]);
+    add(slice - ranks_.rank(), pieces, ranks_.count(), own_[bucket].elements.size(), own_[bucket]);
   }
   // The sums of the squares of so many chunks, from the `first` on: of those that others own, too.
   void gather_sums(size_t first, size_t chunks) {
@@ -313,7 +293,6 @@ class Optimizer {
   Buffer<float> sums_;     // of chunks, of the norm. (A part of the chunks may begin and end inside of one.)
   Buffer<float> masters_;  // of what it owns, where they are shared
   Buffer<float> total_, group_;
-  Buffer<float> device_pieces_;  // of a bucket, where the host's memory is not the device's
 
  public:
   std::vector<State> states;  // in the order of their prefixes

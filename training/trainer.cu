@@ -26,12 +26,8 @@ size_t memory_of_program() {
 const ModelConfig& that_fits(const Config& c, const Context& ctx, const Ranks& ranks) {
   const Device device = ctx.device;
   const TrainingMemory m = training_memory(c.model, c.batch, c.model.context, c.slice_count(), device, ranks.count());
-  int devices = 1;
-#ifdef __CUDACC__
-  if (device == Device::cuda) CUDA_CHECK(cudaGetDeviceCount(&devices));
-#endif
   const double rank = double(m.total()) + double(ctx.matmul_engine_bytes());
-  require_memory(device, double(ranks.on_this_device(size_t(devices))) * rank);
+  require_memory(device, double(ranks.on_this_memory(memory_name(device))) * rank);
   return c.model;
 }
 
@@ -48,8 +44,7 @@ Trainer::Trainer(const Config& c, const TokenLoader& loader, Context& ctx, const
       ctx_(ctx),
       ids_(c.batch * c.model.context),
       targets_(ids_.size()),
-      first_graph_(ctx),
-      later_graph_(ctx),
+      graphs_{LaunchGraph(ctx), LaunchGraph(ctx), LaunchGraph(ctx), LaunchGraph(ctx)},
       update_graph_(ctx),
       loss_(ctx.device, 1),
       losses_(ctx.device, c.micro_batches),
@@ -58,12 +53,12 @@ Trainer::Trainer(const Config& c, const TokenLoader& loader, Context& ctx, const
       sent_routing_{{model.routing_values(), ctx}, {model.routing_values(), ctx}} {
   ctx.reserve_scratch(training_scratch(model, ctx.device));
   ctx.reserve_staging(model.table_bytes());  // no batch, and no list that is made of one, is larger
-  if (optimizer.overlaps()) {
-    model.before_weights = [this](size_t end) { optimizer.await_weights(end); };
-    model.after_gradients = [this](const MicroBatch& m, size_t from) {
-      if (m.ends_slice()) optimizer.gradients_ready(m.slice(), from);
-    };
-  }
+  if (ranks.alone()) return;
+  ranks.watch(ctx);
+  model.before_weights = [this](size_t end) { ctx_.between_launches([=, this] { optimizer.await_weights(end); }); };
+  model.after_gradients = [this](const MicroBatch& m, size_t from) {
+    if (m.ends_slice()) ctx_.between_launches([=, this] { optimizer.gradients_ready(slice_, from); });
+  };
 }
 
 double Trainer::steps_per_epoch() const {

@@ -72,9 +72,13 @@ class Trainer {
   float* loss() { return loss_.data(); }
   void keep_loss(size_t m) { copy_rows(losses() + m, 1, loss(), 1, 1, 1, ctx_); }
   float* losses() { return losses_.data(); }
-  // The launches of its forward and backward, which differ between the first of a slice and the others, and those of
-  // the step's update. With --graph=on they are recorded.
-  LaunchGraph& graph(const MicroBatch& micro_batch) { return micro_batch.begins_slice() ? first_graph_ : later_graph_; }
+  // The launches of its forward and backward, which differ between the first of a slice and the others, and between the
+  // last, whose gradients travel meanwhile, and the others; and those of the step's update. With --graph=on they are
+  // recorded.
+  LaunchGraph& graph(const MicroBatch& micro_batch) {
+    slice_ = micro_batch.slice();
+    return graphs_[micro_batch.begins_slice() + 2 * (micro_batch.ends_slice() && !ranks.alone())];
+  }
   LaunchGraph& update_graph() { return update_graph_; }
   // Refuses weights that are not those of the other ranks, before they move: where a bit has changed in memory or on
   // the way. An owner's update would hide that, or hand it to all. It waits for the device.
@@ -118,7 +122,8 @@ class Trainer {
   size_t steps_done_ = 0, results_given_ = 0;
   std::optional<StepResult> lowest_;  // of those that were given, by its loss
   std::vector<int> ids_, targets_;
-  LaunchGraph first_graph_, later_graph_, update_graph_;
+  LaunchGraph graphs_[4], update_graph_;
+  size_t slice_ = 0;                                                 // that is computed
   Buffer<float> loss_, losses_;                                      // of a micro-batch; of all of a step
   Readback<float> sent_losses_[2], sent_norm_[2], sent_routing_[2];  // of the last two steps, in turns
   std::vector<RankStep> by_rank_[2];                                 // likewise

@@ -231,6 +231,10 @@ void check_flags(Config& c, const std::set<std::string>& given) {
   require(!c.cublas || c.device == DeviceChoice::automatic || c.device == DeviceChoice::cuda,
           "--matmul=cublas with --device=%s: cuBLAS runs on a GPU alone; take --matmul=exact or --device=cuda",
           c.device == DeviceChoice::cpu ? "cpu" : "emulated");
+  require(
+      c.transport != TransportChoice::nccl || c.device == DeviceChoice::automatic || c.device == DeviceChoice::cuda,
+      "--transport=nccl with --device=%s: NCCL moves bytes between GPUs alone; take --transport=mpi or --device=cuda",
+      c.device == DeviceChoice::cpu ? "cpu" : "emulated");
   require(!c.graph || c.device != DeviceChoice::cpu,
           "--graph=on with --device=cpu: nothing is launched there that a graph could hold; leave --graph out, or take "
           "--device=cuda or emulated");
@@ -303,6 +307,8 @@ void check_device_flags(const Config& c, const std::string& no_gpu) {
           no_gpu.c_str());
   require(no_gpu.empty() || !c.cublas, "--matmul=cublas: cuBLAS runs on a GPU alone, and %s; or take --matmul=exact",
           no_gpu.c_str());
+  require(no_gpu.empty() || c.transport != TransportChoice::nccl,
+          "--transport=nccl: NCCL moves bytes between GPUs alone, and %s; or take --transport=mpi", no_gpu.c_str());
   require(no_gpu.empty() || !c.graph || c.device == DeviceChoice::emulated,
           "--graph=on: nothing is launched on the CPU that a graph could hold, and %s; leave --graph out, or take "
           "--device=emulated",

@@ -18,6 +18,8 @@ namespace gated {
 class ModelSource;  // training/flags/model_source.h
 
 enum class DeviceChoice { automatic, cpu, cuda, emulated };
+// What moves bytes between ranks; automatic: NCCL where every rank has a GPU of its own and this build has NCCL.
+enum class TransportChoice { automatic, mpi, nccl };
 enum class Probe { none, retrieval };
 enum class ExportAs { automatic, architecture, code };
 
@@ -81,6 +83,7 @@ struct Config {
   DeviceChoice device = DeviceChoice::automatic;
   bool graph = false;
   size_t threads = 0;
+  TransportChoice transport = TransportChoice::automatic;
   size_t ranks = 1;  // of --describe
 };
 

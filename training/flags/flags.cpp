@@ -416,6 +416,13 @@ void list_run_flags(FlagTable& t, Config& c) {
       "--check-ranks-every", c.check_ranks_every, at_least(0),
       "steps between comparisons of the weights that each of several ranks reads: one that has others is named, and "
       "the run ends; 0: none");
+  t.choice<TransportChoice>(
+      "--transport", c.transport,
+      {{"auto", TransportChoice::automatic, "training/main.cu",
+        "nccl where this build has it and every rank has a GPU of its own, mpi elsewhere"},
+       {"mpi", TransportChoice::mpi, "training/ranks/mpi.cpp", "MPI; of GPUs, by way of the hosts' memory"},
+       {"nccl", TransportChoice::nccl, "training/ranks/nccl.cpp", "NCCL, from GPU to GPU"}},
+      "what moves gradients and weights between several ranks (docs/ranks.md); the same bits");
   t.choice<DeviceChoice>(
       "--device", c.device,
       {{"auto", DeviceChoice::automatic, "training/main.cu", "cuda where a GPU answers, cpu elsewhere"},

@@ -7,7 +7,7 @@
 //
 // Nobody but the thread that computes calls the transport. It looks in between layers: what has come is added up, what
 // is ready goes. What it waits for it waits for at the end of the backward, and in the forward for the weights of the
-// layer that is next. Everything is in host memory.
+// layer that is next. A GPU's host is ahead of it, and waits for no layer: it puts the GPU's own waits between them.
 // docs/ranks.md | tests/test_ranks.cpp
 #pragma once
 #include "training/ranks/deal.h"
@@ -16,10 +16,11 @@ namespace gated {
 
 class Courier {
  public:
-  Courier(const Parameters& weights, const Ranks& ranks, Device device)
+  Courier(const Parameters& weights, const Ranks& ranks, Context& ctx)
       : deal(weights, ranks.count()),
         ranks_(ranks),
-        received_(device == Device::cuda ? Device::cpu : device, received_values(deal, ranks.count())),
+        ctx_(ctx),
+        received_(ctx.device, received_values(deal, ranks.count())),
         is_whole_(weights.masters() == Masters::whole),
         fp32_parts_(deal.buckets()),
         weights_(deal.buckets()) {
@@ -44,13 +45,16 @@ class Courier {
   // bucket that has come it calls fold(bucket, pieces): of all ranks in their order, each as long as this rank's part.
   template <class Fold>
   void send_gradients(const float* grads, size_t from, Fold fold) {
-    while (fold_next(from > 0, fold) || send_next(grads, from)) continue;
+    while (fold_next(from > 0 || host_is_ahead(), fold) || send_next(grads, from)) continue;
   }
-  // All of them, and waits for those of this rank's parts.
+  // The backward has ended, on the device too. All of them, and waits for those of this rank's parts.
   template <class Fold>
   void finish_gradients(const float* grads, Fold fold) {
-    for (send_gradients(grads, 0, fold); folded_ < deal.buckets(); send_gradients(grads, 0, fold))
-      ranks_.finish(*gradients_[folded_ % slots]);
+    while (fold_next(host_is_ahead(), fold)) continue;
+    while (folded_ < deal.buckets()) {
+      while (fold_next(false, fold) || send_next(grads, 0)) continue;
+      if (folded_ < sent_) ranks_.finish(*gradients_[folded_ % slots]);
+    }
     sent_ = folded_ = 0;
   }
   // What share of the gradients since the last call had come before their backward ended.
@@ -80,16 +84,17 @@ class Courier {
       add(out, i, ranks_.rank());
       add(in, i, i);
     });
-    weights_[bucket] = ranks_.begin(out, in);
+    weights_[bucket] = ranks_.begin(out, in, ctx_);
   }
-  // Waits for those up to element `end`.
+  // Waits for those up to element `end`, as what is launched from here on does.
   void await_weights(size_t end) {
     for (; weights_come_ < weights_sent_; weights_come_++) {
       ranks::Journey& journey = *weights_[weights_come_];
-      if (deal.bucket(weights_come_).begin < end)
+      if (deal.bucket(weights_come_).begin >= end) {
+        if (!ranks_.is_done(journey)) return;
+      } else if (!ranks_.is_done_for_gpu(journey)) {
         ranks_.finish(journey);
-      else if (!ranks_.is_done(journey))
-        return;
+      }
     }
   }
 
@@ -102,6 +107,9 @@ class Courier {
     return {rank, whole + part.begin, part.size() * sizeof(T)};
   }
   float* slot(size_t i) { return received_.data() + i % slots * ranks_.count() * deal.most_part(); }
+
+  // Of what a GPU computes: its backward has not ended yet, though the host has launched all of it.
+  bool host_is_ahead() const { return ctx_.device == Device::cuda; }
 
   // The i-th bucket in the order in which gradients are ready.
   size_t in_backward(size_t i) const { return deal.buckets() - 1 - i; }
@@ -118,13 +126,16 @@ class Courier {
       out.push_back(message(i, whole, deal.part(bucket, i)));
       in.push_back(message(i, pieces + i * own.size(), {0, own.size()}));
     });
-    std::copy_n(grads + own.begin, own.size(), pieces + ranks_.rank() * own.size());
-    gradients_[sent_++ % slots] = ranks_.begin(out, in);
+    copy_rows(pieces + ranks_.rank() * own.size(), 1, grads + own.begin, 1, 1, own.size(), ctx_);
+    gradients_[sent_++ % slots] = ranks_.begin(out, in, ctx_);
     return true;
   }
+  // (Where no other may be sent before this one is added, a GPU can wait for it.)
   template <class Fold>
   bool fold_next(bool early, Fold& fold) {
-    if (folded_ == sent_ || !ranks_.is_done(*gradients_[folded_ % slots])) return false;
+    if (folded_ == sent_) return false;
+    ranks::Journey& next = *gradients_[folded_ % slots];
+    if (sent_ - folded_ == slots ? !ranks_.is_done_for_gpu(next) : !ranks_.is_done(next)) return false;
     const size_t bucket = in_backward(folded_), n = deal.part(bucket, ranks_.rank()).size();
     const float* const pieces = slot(folded_++);
     if (n > 0) fold(bucket, pieces);
@@ -134,6 +145,7 @@ class Courier {
   }
 
   const Ranks ranks_;
+  Context& ctx_;
   Buffer<float> received_;
   const bool is_whole_;  // what values holds
   std::vector<std::vector<Parameter>> fp32_parts_;

@@ -30,18 +30,59 @@ inline Span share_of(size_t n, size_t owner, size_t count) {
   return {n * owner / count, n * (owner + 1) / count};
 }
 
+// Messages of a GPU's memory that go by way of the host's.
+class Staged final : public ranks::Journey {
+  using Messages = std::vector<ranks::Message>;
+
+ public:
+  // What goes out is there: the host has waited for the GPU.
+  Staged(Messages out, Messages in, Device device, ranks::Transport& transport) : device_(device), in_(std::move(in)) {
+    Messages arriving = in_;
+    for (Messages* all : {&out, &arriving})
+      for (ranks::Message& m : *all) {
+        std::vector<char>& host = host_.emplace_back(m.bytes);
+        if (all == &out) Buffer<char>::copy_to_host(device, host.data(), static_cast<char*>(m.at), m.bytes);
+        m.at = host.data();
+      }
+    journey_ = transport.begin(out, arriving);
+  }
+  bool is_done() override { return landed_ || (journey_->is_done() && land()); }
+  void finish() override {
+    journey_->finish();
+    if (!landed_) land();
+  }
+
+ private:
+  bool land() {
+    for (size_t i = 0; i < in_.size(); i++)
+      Buffer<char>::copy_to_device(device_, static_cast<char*>(in_[i].at), host_[host_.size() - in_.size() + i].data(),
+                                   in_[i].bytes);
+    host_.clear();
+    return landed_ = true;
+  }
+
+  const Device device_;
+  const Messages in_;
+  std::vector<std::vector<char>> host_;  // of what goes out, then of what comes in
+  std::unique_ptr<ranks::Journey> journey_;
+  bool landed_ = false;
+};
+
 class Ranks {
  public:
-  Ranks(ranks::Transport* transport = nullptr) : transport_(transport) {}
+  // gpus: what moves bytes between their GPUs; without it these go through the hosts' memory.
+  Ranks(ranks::Transport* transport = nullptr, ranks::GpuTransport* gpus = nullptr)
+      : transport_(transport), gpus_(gpus) {}
 
   size_t rank() const { return transport_ ? transport_->rank() : 0; }
   size_t count() const { return transport_ ? transport_->count() : 1; }
   size_t on_this_host() const { return transport_ ? transport_->on_this_host() : 1; }
-  // How many ranks of this host have this rank's device, where the one in place p takes device p modulo their number.
-  size_t on_this_device(size_t devices) const {
-    const size_t place = transport_ ? transport_->place_on_host() : 0;
-    return (on_this_host() - place % devices + devices - 1) / devices;
+  // How many ranks have this rank's memory: by its name (core/device.cuh).
+  size_t on_this_memory(const std::string& name) const {
+    const std::vector<std::string> all = all_texts(name);
+    return size_t(std::count(all.begin(), all.end(), name));
   }
+  const char* carrier() const { return gpus_ ? "NCCL" : "MPI"; }
   bool alone() const { return count() == 1; }
   bool leads() const { return rank() == 0; }  // it prints, and writes files
 
@@ -51,9 +92,22 @@ class Ranks {
     const Counted time(*transport_);
     return transport_->begin(out, in);
   }
+  // The same of memory of a device, behind what it was given so far.
+  std::unique_ptr<ranks::Journey> begin(const std::vector<ranks::Message>& out, const std::vector<ranks::Message>& in,
+                                        Context& ctx) const {
+    if (ctx.device != Device::cuda) return begin(out, in);
+    if (!gpus_) ctx.synchronize();
+    const Counted time(*transport_);
+    if (gpus_) return gpus_->begin(out, in, ctx.stream);
+    return std::make_unique<Staged>(out, in, ctx.device, *transport_);
+  }
   bool is_done(ranks::Journey& journey) const {
     const Counted time(*transport_);
     return journey.is_done();
+  }
+  bool is_done_for_gpu(ranks::Journey& journey) const {
+    const Counted time(*transport_);
+    return journey.is_done_for_gpu();
   }
   void finish(ranks::Journey& journey) const {
     const Counted time(*transport_);
@@ -61,6 +115,10 @@ class Ranks {
   }
   void exchange(const std::vector<ranks::Message>& out, const std::vector<ranks::Message>& in) const {
     finish(*begin(out, in));
+  }
+  // Where the GPU may wait for a rank that is lost, whoever waits for the GPU hears of it.
+  void watch(Context& ctx) const {
+    if (gpus_) ctx.while_waiting = [gpus = gpus_] { gpus->check(); };
   }
   double exchange_seconds() const { return transport_ ? transport_->seconds : 0; }
 
@@ -83,15 +141,6 @@ class Ranks {
       in.push_back({i, whole + theirs.begin, theirs.size() * sizeof(T)});
     });
     exchange(out, in);
-  }
-  // The same of memory of a device, which waits for the device.
-  template <class T, class SpanOf>
-  void all_gather(T* whole, SpanOf span_of, Context& ctx) const {
-    if (alone()) return;
-    ctx.synchronize();
-    if (ctx.device != Device::cuda) return all_gather(whole, span_of);
-    const size_t n = span_of(count() - 1).end, begin = span_of(0).begin;
-    edit_on_host(ctx.device, whole + begin, n - begin, [&](T* host) { all_gather(host - begin, span_of); });
   }
 
   // The values that all ranks have given, in the order of the ranks.
@@ -123,6 +172,7 @@ class Ranks {
   };
 
   ranks::Transport* transport_;
+  ranks::GpuTransport* gpus_;
 };
 
 }  // namespace gated

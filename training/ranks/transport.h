@@ -1,7 +1,8 @@
 // transport: how ranks, the processes of one run, reach each other. It moves bytes and computes nothing.
 //
-// MPI (training/ranks/mpi.cpp) is the one there is, in a build that found it; else a run is alone. Both halves of a
-// program share this class, so its namespace is not the project's, which the half of nvcc renames.
+// MPI (training/ranks/mpi.cpp) starts them and moves what is in the hosts' memory, in a build that found it; else a run
+// is alone. NCCL (training/ranks/nccl.cpp) moves what is in the memory of GPUs, where each rank has one. Both halves of
+// a program share these classes, so their namespace is not the project's, which the half of nvcc renames.
 // docs/ranks.md | tests/test_ranks.cpp
 #pragma once
 #include <cstddef>
@@ -10,7 +11,7 @@
 
 namespace ranks {
 
-// Bytes in host memory that go to another rank, or come from it.
+// Bytes that go to another rank, or come from it.
 struct Message {
   size_t rank;
   void* at;
@@ -23,7 +24,9 @@ class Journey {
   virtual ~Journey() = default;
   // All of them have gone and come. Without a call now and then nothing need move, of any journey.
   virtual bool is_done() = 0;
-  virtual void finish() = 0;  // waits for that
+  // The same; or else what the GPU is given from now on waits for that, where it can in the host's place.
+  virtual bool is_done_for_gpu() { return is_done(); }
+  virtual void finish() = 0;  // the host waits for that
 };
 
 class Transport {
@@ -35,10 +38,21 @@ class Transport {
   virtual size_t place_on_host() const = 0;  // which of these this one is
   // Until the journey is done nobody writes what goes out, nor reads or writes what comes in. Two ranks begin the
   // messages from one to the other in the same order, with the same sizes; one of 0 bytes is none.
+  // In host memory.
   virtual std::unique_ptr<Journey> begin(const std::vector<Message>& out, const std::vector<Message>& in) = 0;
   double seconds = 0;  // in all these calls so far, the waiting for other ranks included; Ranks counts them
   // The end of this process in a run that has failed, and of the other ranks with it.
   [[noreturn]] virtual void abort(int code) = 0;
+};
+
+// The same between GPUs' memory: behind what `stream`, a cudaStream_t, was given so far.
+class GpuTransport {
+ public:
+  virtual ~GpuTransport() = default;
+  virtual std::unique_ptr<Journey> begin(const std::vector<Message>& out, const std::vector<Message>& in,
+                                         void* stream) = 0;
+  // Throws where a rank is lost. Whoever waits for the GPU asks again and again.
+  virtual void check() = 0;
 };
 
 // The ranks that mpirun or srun has started, or null for a run that is alone. Called once, before anything is read or
@@ -46,5 +60,9 @@ class Transport {
 Transport* start();
 // Leaves them. Every rank calls it at the end of a run that went well.
 void finish();
+
+// NCCL between the GPUs that these ranks have taken: a call of all of them. has_nccl: whether this build can.
+extern const bool has_nccl;
+std::unique_ptr<GpuTransport> start_nccl(Transport& ranks);
 
 }  // namespace ranks
