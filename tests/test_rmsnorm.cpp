@@ -32,6 +32,29 @@ TEST_CASE("rmsnorm: gradients against finite differences", "[gradcheck]") {
       }
 }
 
+// |N(x)|_rms <= |w|_max sqrt((1 - s^2) + (e s)^2), where dimension d has the share s = |x_d| / |x| of a state and
+// |w_d| <= e |w|_max (arXiv 2601.22966, A.1). So a dimension that stands out makes the others small, unless its weight
+// lets it through. It is an equation where all other weights are as large.
+TEST_CASE("rmsnorm: the bound on the output of a state in which one dimension stands out") {
+  const size_t C = 64, top = 5;
+  for (double size : {0.5, 10.0, 1000.0})
+    for (double passed : {0.0, 0.004, 1.0})
+      for (bool others_equal : {false, true}) {
+        INFO("size " << size << ", weight " << passed << ", others " << others_equal);
+        auto x = random_values<double>(C, 1), w = random_values<double>(C, 2);
+        std::vector<double> y(C), r(1);
+        x[top] = size;
+        for (double& v : w)
+          if (others_equal) v = std::copysign(1.0, v);
+        w[0] = 1, w[top] = passed;
+        rmsnorm_forward_ref(y.data(), r.data(), x.data(), w.data(), 1, C, 0.0);
+        const double share = size / std::sqrt(dot(x, x)), got = std::sqrt(dot(y, y) / double(C));
+        const double bound = std::sqrt(1 - share * share + passed * share * passed * share);
+        REQUIRE(got <= bound * (1 + 1e-12));
+        if (others_equal) REQUIRE(std::fabs(got - bound) <= 1e-12);
+      }
+}
+
 // In bf16 the reference is given what is stored: its inputs, and the sum that it normalises.
 template <class S>
 static void require_bits(size_t N, size_t C, const NormCase& c, bool with_pre, float offset) {
