@@ -32,8 +32,8 @@ TEST_CASE("scripts: the lint refuses PTX that the CPU does not follow bit for bi
     const Said said = ended(f.run("{repo}/scripts/ptx_lint.sh a.ptx"), 1);
     REQUIRE(says(said.text, {bad, "FAIL  ptx_lint a.ptx: the CPU does not give the bits of the instructions above"}));
   }
-  f.write("a.ptx", rounded +
-                       "\twgmma.mma_async.sync.aligned.m64n256k16.f32.bf16.bf16 {%f1}, %rd1, %rd2, %p, 1, -1, 0, 0;\n");
+  f.write("a.ptx",
+          rounded + "\twgmma.mma_async.sync.aligned.m64n256k16.f32.bf16.bf16 {%f1}, %rd1, %rd2, %p, 1, -1, 0, 0;\n");
   REQUIRE(f.run("{repo}/scripts/ptx_lint.sh a.ptx").exit_code == 1);
   // The maximum with +0 is the CPU's x > 0 ? x : 0; with -0 it is not.
   f.write("a.ptx", rounded + "\tmax.f32 \t%f75, %f30, 0f00000000;\n");
@@ -265,8 +265,7 @@ echo fingerprint of the weights: ${weights:-0123})");
 
 // Three tests, one of cuBLAS, thirteen runs, five cases of the program and one refusal, which write nothing here, two
 // parts of the benchmark, and compute-sanitizer's four tools over two tests and a test that it is not asked about.
-constexpr size_t without_sanitizer = 3 + 1 + 13 + 6 + 2, all_checks = without_sanitizer + 4 * 3,
-                 asked_by_all = all_checks - 6 - 4;
+constexpr size_t all_checks = 3 + 1 + 13 + 6 + 2 + 4 * 3, asked_by_all = all_checks - 6 - 4;
 std::string passed(size_t n, size_t failed) {
   return format("gpu-check: %zu passed, %zu failed, 0 left", n, failed);
 }
@@ -311,7 +310,7 @@ TEST_CASE("scripts: a rehearsal is gpu-check without a GPU, and never taken for 
   REQUIRE(result["checks"][3]["command"] == "PTX_RACES=1 PTX_ORDER=reverse build/test_mma [bitwise]");
   REQUIRE(contains(f.read("asked"), "--precision=bf16 --mma=hopper\n"));
   // Another GPU is played: all begins anew, with its tensor cores.
-  REQUIRE(rehearse("PTX_GPU=86").exit_code == 0);
+  REQUIRE(rehearse("PTX_GPU=86 STAGES=fingerprint").exit_code == 0);
   REQUIRE(contains(f.read("asked"), "--precision=bf16 --mma=ampere\n"));
   REQUIRE(ended(rehearse("STAGES=bench"), 1).text ==
           "gpu-check: no stage is called 'bench'; expected some of: bitwise launched races drawn consumer "
@@ -319,11 +318,11 @@ TEST_CASE("scripts: a rehearsal is gpu-check without a GPU, and never taken for 
   // A kernel that no test launches is named. (A file of a run before says nothing.)
   f.write("build/kernels/kernels.index", "_ZN1a11late_kernelEv 0\nmma_kernel 1\n");
   f.write("build/test_round.launched", "_ZN1a11late_kernelEv\n");
-  REQUIRE(rehearse("PTX_GPU=80").exit_code == 1);
+  REQUIRE(rehearse("PTX_GPU=80 STAGES='bitwise launched'").exit_code == 1);
   REQUIRE(f.entry_of("launched every kernel")["printed"] == "no test launches\na::late_kernel()");
   // A run that ends in another fingerprint than README's, though both devices agree.
   f.run("sed -i s/weights=104e/weights=104f/ train");
-  REQUIRE(rehearse("PTX_GPU=89").exit_code == 1);
+  REQUIRE(rehearse("PTX_GPU=89 STAGES=fingerprint").exit_code == 1);
   REQUIRE(f.entry_of("fingerprint of a run, cpu and cuda")["printed"] ==
           "README 104e50215c21fe39, cpu 104f50215c21fe39, cuda 104f50215c21fe39");
   // Two steps of README's four runs.
@@ -405,20 +404,19 @@ TEST_CASE("scripts: gpu-check runs checks side by side", "[scripts]") {
 
 TEST_CASE("scripts: gpu-check goes on where it stopped", "[scripts]") {
   FAKE_GPU(f);
+  const std::string stages = "STAGES='bitwise racecheck bench'";
   REQUIRE(f.check("STAGES='bitwise racecheck'").exit_code == 0);
   REQUIRE(f.asked() == 5);
-  REQUIRE(f.check().exit_code == 0);
-  REQUIRE(f.asked() == asked_by_all - 5);
-  REQUIRE(f.result()["checks"].size() == all_checks);
-  REQUIRE(f.ops() == "copies products ");
-  REQUIRE(f.check().exit_code == 0);  // nothing left
-  REQUIRE(f.asked() == 0);
-  REQUIRE(f.ops() == "copies products ");
-
+  for (const size_t left : {2, 0}) {
+    REQUIRE(f.check(stages).exit_code == 0);
+    REQUIRE(f.asked() == left);
+    REQUIRE(f.result()["checks"].size() == 8);
+    REQUIRE(f.ops() == "copies products ");
+  }
   // Other programs: all begins anew.
   f.program("test_mma", "echo another >>asked");
-  REQUIRE(contains(f.check().text, "gpu.json is of another build or GPU"));
-  REQUIRE(f.asked() == asked_by_all);
+  REQUIRE(contains(f.check(stages).text, "gpu.json is of another build or GPU"));
+  REQUIRE(f.asked() == 7);
 }
 
 TEST_CASE("scripts: gpu-check begins anew where its file is another's, or half of it is there", "[scripts]") {
@@ -485,7 +483,7 @@ TEST_CASE("scripts: gpu-check begins no check after its minutes, and each run go
   size_t runs = 0, asked = 0;
   int exit_code = 2;
   for (; exit_code == 2 && runs < 40; runs++) {
-    const Said said = f.check("PYTHONPATH=clock MINUTES=1");
+    const Said said = f.check("PYTHONPATH=clock MINUTES=1 STAGES='bitwise cublas bench racecheck synccheck'");
     exit_code = said.exit_code;
     INFO(said.text);
     REQUIRE(f.asked() <= 4);  // each looks twice
@@ -494,7 +492,7 @@ TEST_CASE("scripts: gpu-check begins no check after its minutes, and each run go
   }
   REQUIRE(exit_code == 0);
   REQUIRE(runs > 2);
-  REQUIRE(asked == asked_by_all);
+  REQUIRE(asked == 3 + 1 + 2 + 2 * 2);
 
   // Time that went into the build counts too.
   f.program("test_mma", "echo another >>asked");
@@ -534,17 +532,16 @@ TEST_CASE("scripts: a test that launches nothing has passed under compute-saniti
 TEST_CASE("scripts: gpu-check says what failed, and tries that again when all has been run", "[scripts]") {
   FAKE_GPU(f);
   f.write("fails", "./test_mma");
-  const Said said = ended(f.check(), 1);
-  REQUIRE(says(said.text, {"gpu-check: failed: bitwise test_mma, memcheck test_mma, racecheck test_mma, initcheck "
-                           "test_mma, synccheck test_mma\n" +
-                               passed(all_checks - 5, 5),
-                           "FAIL: exit 1; its log: ./gpu-check.logs/racecheck_test_mma.log"}));
-  REQUIRE(f.check().exit_code == 1);
-  REQUIRE(f.asked() == 5);
-  REQUIRE(f.result()["checks"].size() == all_checks);
-  fs::remove(f.path / "fails");
-  REQUIRE(f.check().exit_code == 0);
-  REQUIRE(f.asked() == 5);
+  const std::string stages = "STAGES='bitwise racecheck'";
+  REQUIRE(
+      says(ended(f.check(stages), 1).text, {"gpu-check: failed: bitwise test_mma, racecheck test_mma\n" + passed(4, 2),
+                                            "FAIL: exit 1; its log: ./gpu-check.logs/racecheck_test_mma.log"}));
+  for (const int exit_code : {1, 0}) {
+    if (exit_code == 0) fs::remove(f.path / "fails");
+    ended(f.check(stages), exit_code);
+    REQUIRE(f.asked() == 2);
+    REQUIRE(f.result()["checks"].size() == 6);
+  }
 
   f.program("test_round", "echo 'all is well'");
   REQUIRE(f.check("STAGES=bitwise").exit_code == 0);
@@ -581,18 +578,15 @@ TEST_CASE("scripts: gpu-check names the first step in which two devices differ",
   REQUIRE(count(differ.text, "they differ first in step 2: gradient_norm 0.25 on the cpu, 0.5 on cuda\n") == 13);
 }
 
-TEST_CASE("scripts: gpu-check keeps the rows of a part that was stopped, and measures that part again", "[scripts]") {
+TEST_CASE("scripts: gpu-check keeps the rows of a part that failed, and measures that part again", "[scripts]") {
   FAKE_GPU(f);
-  f.bench("echo '{\"rows\": [{\"op\": \"'$2'\", \"rate\": 2}]}' >$1; [ $2 = copies ] || sleep 5");
-  ended(f.check("CHECK_SECONDS=1 STAGES=bench"), 1);
-  REQUIRE(f.outcome_of("bench copies") == "ok");
-  REQUIRE(f.outcome_of("bench products") == "FAIL: longer than 1 s");
-  REQUIRE(f.ops() == "copies products ");
-
   f.bench(
       "echo '{\"rows\": [{\"op\": \"'$2'\", \"rate\": '$(cat rate)'}]}' >$1; [ $2 = copies ] || [ $(cat rate) = 5 ]");
   f.write("rate", "4");
-  REQUIRE(f.check("STAGES=bench").exit_code == 1);
+  ended(f.check("STAGES=bench"), 1);
+  REQUIRE(f.outcome_of("bench copies") == "ok");
+  REQUIRE(f.outcome_of("bench products") == "FAIL: exit 1");
+  REQUIRE(f.ops() == "copies products ");
   f.write("rate", "5");
   REQUIRE(f.check("STAGES=bench").exit_code == 0);
   REQUIRE(f.asked() == 1);
@@ -604,17 +598,18 @@ TEST_CASE("scripts: gpu-check keeps the rows of a part that was stopped, and mea
 TEST_CASE("scripts: gpu-check goes on where compute-sanitizer cannot attach, and says so once", "[scripts]") {
   FAKE_GPU(f);
   f.program("cuda/bin/compute-sanitizer", "echo asked >>tried\necho '========= Error: no debugger here'\nexit 1");
-  const Said said = ended(f.check(), 1);
+  const std::string stages = "STAGES='bitwise memcheck racecheck'";
+  const Said said = ended(f.check(stages), 1);
   REQUIRE(count(said.text, "compute-sanitizer cannot run test_round: ========= Error: no debugger here") == 1);
-  REQUIRE(contains(said.text, passed(without_sanitizer, 0) + ", not run: memcheck racecheck initcheck synccheck"));
+  REQUIRE(contains(said.text, passed(3, 0) + ", not run: memcheck racecheck"));
   REQUIRE(count(f.read("tried"), "\n") == 1);
-  REQUIRE(f.result()["checks"].size() == without_sanitizer + 4);
+  REQUIRE(f.result()["checks"].size() == 3 + 2);
   REQUIRE(contains(f.outcome_of("racecheck"), "not run: compute-sanitizer cannot run test_round"));
   REQUIRE(f.check("STAGES=bitwise").exit_code == 0);
 
   // One that finds a fault has attached.
   f.program("cuda/bin/compute-sanitizer", "echo '========= ERROR SUMMARY: 2 errors'\nexit 1");
-  REQUIRE(contains(f.check().text, passed(without_sanitizer, 12) + "; results"));
+  REQUIRE(contains(f.check(stages).text, passed(3, 6) + "; results"));
   REQUIRE(f.outcome_of("racecheck").is_null());
 }
 
