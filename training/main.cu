@@ -50,13 +50,12 @@ std::string take_gpu(size_t place_on_host) {
 }
 // The nvcc half reads the same command line again: its Config is a type of its own. What the program is the half of g++
 // knows alone.
-int train_on_cuda(int argc, char** argv, const std::map<std::string, std::string>& version, ranks::Transport* transport,
-                  bool by_nccl) {
+int train_on_cuda(int argc, char** argv, const std::map<std::string, std::string>& version,
+                  const std::pair<ranks::Transport*, ranks::GpuTransport*>& between) {
   gated::Config config;
   gated::parse_command_line(config, argc, argv);
   config.program_version = version;
-  const auto nccl = by_nccl ? ranks::start_nccl(*transport) : nullptr;
-  return gated::train(config, gated::Device::cuda, {transport, nccl.get()});
+  return gated::train(config, gated::Device::cuda, {between.first, between.second});
 }
 std::string own_gpu() {
   return gated::memory_name(gated::Device::cuda);
@@ -66,13 +65,16 @@ std::string own_gpu() {
 
 #ifdef WITH_CUDA
 std::string take_gpu(size_t place_on_host);
-int train_on_cuda(int argc, char** argv, const std::map<std::string, std::string>& version, ranks::Transport* transport,
-                  bool by_nccl);
+int train_on_cuda(int argc, char** argv, const std::map<std::string, std::string>& version,
+                  const std::pair<ranks::Transport*, ranks::GpuTransport*>& between);
 std::string own_gpu();
 #else
 namespace ranks {
 const bool has_nccl = false;
+std::unique_ptr<GpuTransport> start_nccl(Transport&) {
+  return nullptr;
 }
+}  // namespace ranks
 static std::string own_gpu() {
   return "";
 }
@@ -157,9 +159,9 @@ static int run(int argc, char** argv) try {
 #endif
   const bool on_gpu =
       config.device == DeviceChoice::cuda || (config.device == DeviceChoice::automatic && no_gpu.empty());
-  [[maybe_unused]] const bool nccl = by_nccl(config, on_gpu);
+  const auto nccl = by_nccl(config, on_gpu) ? ranks::start_nccl(*transport) : nullptr;
 #ifdef WITH_CUDA
-  if (on_gpu) return train_on_cuda(argc, argv, gated::program_version(), transport, nccl);
+  if (on_gpu) return train_on_cuda(argc, argv, gated::program_version(), {transport, nccl.get()});
 #endif
   config.program_version = gated::program_version();
   return gated::train(config, config.device == DeviceChoice::emulated ? gated::Device::emulated : gated::Device::cpu,

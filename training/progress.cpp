@@ -87,7 +87,8 @@ void Progress::header(const std::optional<DiskUse>& disk) {
                        : ""));
   if (const Ranks& r = trainer_.ranks; !r.alone())
     print("ranks", format("%zu, %zu on this host, by %s, %zu of %zu slices each; what follows is of one", r.count(),
-                          r.on_this_host(), r.carrier(), config_.slice_count() / r.count(), config_.slice_count()));
+                          r.on_this_host(), r.by_nccl() ? "NCCL" : "MPI", config_.slice_count() / r.count(),
+                          config_.slice_count()));
   if (!config_.gpu_left_out.empty())
     print("", format("the half for GPUs was left out of this build: %s adds it", config_.gpu_left_out.c_str()));
   print("data", data_.train->description());

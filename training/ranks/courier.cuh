@@ -45,12 +45,13 @@ class Courier {
   // bucket that has come it calls fold(bucket, pieces): of all ranks in their order, each as long as this rank's part.
   template <class Fold>
   void send_gradients(const float* grads, size_t from, Fold fold) {
-    while (fold_next(from > 0 || host_is_ahead(), fold) || send_next(grads, from)) continue;
+    while (fold_next(from > 0 || ranks_.by_nccl(), fold) || send_next(grads, from)) continue;
   }
-  // The backward has ended, on the device too. All of them, and waits for those of this rank's parts.
+  // The backward has ended, on the device too. All of them, and waits for those of this rank's parts. (By NCCL the host
+  // is ahead until here: what it sees now has come before.)
   template <class Fold>
   void finish_gradients(const float* grads, Fold fold) {
-    while (fold_next(host_is_ahead(), fold)) continue;
+    while (fold_next(ranks_.by_nccl(), fold)) continue;
     while (folded_ < deal.buckets()) {
       while (fold_next(false, fold) || send_next(grads, 0)) continue;
       if (folded_ < sent_) ranks_.finish(*gradients_[folded_ % slots]);
@@ -107,9 +108,6 @@ class Courier {
     return {rank, whole + part.begin, part.size() * sizeof(T)};
   }
   float* slot(size_t i) { return received_.data() + i % slots * ranks_.count() * deal.most_part(); }
-
-  // Of what a GPU computes: its backward has not ended yet, though the host has launched all of it.
-  bool host_is_ahead() const { return ctx_.device == Device::cuda; }
 
   // The i-th bucket in the order in which gradients are ready.
   size_t in_backward(size_t i) const { return deal.buckets() - 1 - i; }

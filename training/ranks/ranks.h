@@ -82,7 +82,7 @@ class Ranks {
     const std::vector<std::string> all = all_texts(name);
     return size_t(std::count(all.begin(), all.end(), name));
   }
-  const char* carrier() const { return gpus_ ? "NCCL" : "MPI"; }
+  bool by_nccl() const { return gpus_; }
   bool alone() const { return count() == 1; }
   bool leads() const { return rank() == 0; }  // it prints, and writes files
 
