@@ -1,8 +1,8 @@
 // nccl: what the project calls of NCCL, between processes that MPI has started. A group of sends and receives is a piece
 // of work in its stream (ptx/stream.h):
 //
-//   starts   as soon as nothing is left that it stands behind, and then takes what it sends, and fills with NaN what it
-//            receives into. What writes there from then on until the group is done is a fault, and what reads there
+//   starts   as soon as nothing is left that it stands behind but groups before it, and then takes what it sends, and
+//            fills with NaN what it receives into. What writes there from then on until the group is done is a fault, and what reads there
 //            reads NaN: so it does not wait for the group, or the group does not wait for it
 //   is done  when each other rank's group of the same number has started, and sends to this one what it receives, and
 //            receives what it sends, in the same order and sizes. Another order or size is a fault, and a group that
@@ -22,6 +22,7 @@
 #include <algorithm>
 #include <chrono>
 #include <cstring>
+#include <list>
 #include <memory>
 #include <string>
 #include <utility>
@@ -32,12 +33,19 @@
 
 using namespace ptx;
 
+// What has left a group that is done. Another rank takes it when that comes to its own group.
+struct Going {
+  std::vector<std::vector<char>> bytes;
+  std::vector<MPI_Request> requests;
+};
+
 struct ncclComm {
   MPI_Comm mpi = MPI_COMM_NULL;
   int rank = 0, ranks = 0;
   cudaStream_t stream = nullptr;  // of its groups
   uint64_t groups = 0, last = 0;  // how many, and the piece of work of the last one
   int unsettled = 0;              // answers of ncclInProgress that it still gives
+  std::list<Going> going{};
   bool aborted = false;
 };
 
@@ -89,7 +97,12 @@ class Group {
     if (number_ >= lost_from()) refuse(cudaErrorUnknown, "group %zu waits for ranks that are lost", size_t(number_));
     for (int peer = 0; peer < c_.ranks; peer++)
       if (peer != c_.rank) take(peer);
-    MPI_Waitall(int(requests_.size()), requests_.data(), MPI_STATUSES_IGNORE);
+    c_.going.push_back({std::move(sent_), std::move(requests_)});
+    c_.going.remove_if([](Going& g) {
+      int gone = 0;
+      MPI_Testall(int(g.requests.size()), g.requests.data(), &gone, MPI_STATUSES_IGNORE);
+      return gone;
+    });
   }
 
  private:
@@ -295,6 +308,7 @@ ncclResult_t ncclGroupEnd() {
 ncclResult_t ncclCommFinalize(ncclComm_t c) {
   if (!c || c->aborted) return ncclInvalidArgument;
   if (call([&] { wait_for("ncclCommFinalize", c->last); }) != cudaSuccess) return ncclUnhandledCudaError;
+  for (Going& g : c->going) MPI_Waitall(int(g.requests.size()), g.requests.data(), MPI_STATUSES_IGNORE);
   c->unsettled = 2;
   return ncclInProgress;
 }

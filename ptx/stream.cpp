@@ -24,6 +24,8 @@ struct Pending {
   Work work;
   std::vector<uint64_t> after;
   bool blocking;  // given to a stream that the null stream waits for
+  cudaStream_t stream;
+  bool started = false;  // others may go on with it; or it does nothing, and stands behind such work in its stream
 };
 
 struct Stream {
@@ -176,13 +178,22 @@ Event& event_of(cudaEvent_t handle) {
 
 // ---- work
 
-// Starts what stands behind nothing any more; where there is nothing to do either, it is done.
+// Starts what stands behind nothing any more, or only behind what has started in its stream, which ends by itself. Where
+// there is nothing to do, it is done.
 void start_what_can() {
   State& s = state();
   for (auto next = s.to_start.begin(); next != s.to_start.end();) {
     const uint64_t number = *next++;
-    const Pending& piece = s.pending.at(number);
-    if (std::any_of(piece.after.begin(), piece.after.end(), [&](uint64_t a) { return s.pending.count(a); })) continue;
+    Pending& piece = s.pending.at(number);
+    bool behind = false, behind_others = false;
+    for (const uint64_t a : piece.after)
+      if (const auto found = s.pending.find(a); found != s.pending.end()) {
+        behind = true;
+        behind_others |= !found->second.started || found->second.stream != piece.stream;
+      }
+    if (behind_others) continue;
+    piece.started = true;
+    if (behind && !piece.work.run) continue;
     s.to_start.erase(number);
     if (piece.work.run)
       piece.work.start();
@@ -276,7 +287,7 @@ uint64_t submit(cudaStream_t handle, Work work, std::initializer_list<uint64_t> 
     stream.tail = {nodes.size() - 1};
     return 0;
   }
-  Pending piece{std::move(work), also, stream.blocking};
+  Pending piece{std::move(work), also, stream.blocking, handle};
   piece.after.push_back(stream.last);
   // The null stream waits for all blocking streams, and each of them for it.
   if (&stream == &s.null) {

@@ -43,7 +43,8 @@ struct Work {
   std::string what;           // for messages
   std::function<void()> run;  // throws a Refusal where it ends in a fault
   std::vector<Range> pinned;  // what it reads and writes of the host's pinned memory
-  // Of work in which other processes have a part: is called as soon as nothing is left that it stands behind.
+  // Of work in which other processes have a part: is called as soon as nothing is left that it stands behind but such
+  // work in its stream.
   std::function<void()> start = nullptr;
 };
 
