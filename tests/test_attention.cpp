@@ -198,21 +198,6 @@ TEST_CASE("attention: a hidden key does not turn -0 into +0", "[bitwise]") {
   t.on_every_device();
 }
 
-TEST_CASE("attention: scores may be divided by the root of another number than the width of a head", "[reference]") {
-  const AttentionShape s{1, 9, 2, 1, 5};
-  const auto q = random_values<double>(query_size(s), 1, 2.0), k = random_values<double>(key_size(s), 2, 2.0);
-  const auto v = random_values<double>(key_size(s), 3);
-  const auto forward = [&](const AttentionShape& shape, const std::vector<double>& queries) {
-    std::vector<double> o(q.size()), lse(stat_size(s));
-    attention_forward_ref(o.data(), lse.data(), queries.data(), k.data(), v.data(), shape, {});
-    return o;
-  };
-  std::vector<double> longer = q;
-  for (double& x : longer) x *= std::sqrt(5.0 / 13.0);
-  REQUIRE(relative_error(forward(s, longer), forward(divided(s, 13), q)) < 1e-14);
-  REQUIRE(forward(divided(s, 5), q) == forward(s, q));
-}
-
 TEST_CASE("attention: what it refuses", "[refusal]") {
   Context ctx(Device::cpu);
   auto refused = [&](const AttentionShape& s, const Sink& sink = {}) {

@@ -1,26 +1,9 @@
-// combine: values, the reference against finite differences, what the program runs against the reference.
+// combine: the reference against finite differences, what the program runs against the reference.
 #include "kernels/combine.h"
 
 #include "tests/dispatch_cases.h"
 
 using namespace gated;
-
-TEST_CASE("combine: rows of experts with their weights, by hand", "[bitwise]") {
-  const DispatchShape s = {2, 3, 2};
-  const std::vector<int> expert = {2, 0, 0, 1};  // rows: slots 1, 2, 3, 0
-  Trial t;
-  const auto rows = t.in({10, 20, 30, 40}), weight = t.in({0.5f, 0.25f, 2, 3}), plus = t.in({1000, 2000}),
-             dy = t.in({7, 11});
-  const auto y = t.expect({0.5f * 40 + 0.25f * 10, 2 * 20 + 3 * 30}), with = t.expect({1022.5f, 2130}),
-             drows = t.expect({0.25f * 7, 2 * 11, 3 * 11, 0.5f * 7}),
-             dweight = t.expect({7 * 40, 7 * 10, 11 * 20, 11 * 30});
-  t.on_every_device([&](Context& ctx) {
-    const DeviceSlots sorted(s, expert, ctx);
-    combine_forward(y, rows, weight, nullptr, sorted.lists(), s, 1, ctx);
-    combine_forward(with, rows, weight, plus, sorted.lists(), s, 1, ctx);
-    combine_backward(drows, dweight, dy, rows, weight, sorted.lists(), s, 1, ctx);
-  });
-}
 
 TEST_CASE("combine: gradients against finite differences", "[gradcheck]") {
   const DispatchShape s = {6, 5, 3};

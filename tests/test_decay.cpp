@@ -5,14 +5,6 @@
 
 using namespace gated;
 
-TEST_CASE("decay: by hand") {
-  const std::vector<double> a = {0.5}, b = {0}, A_log = {std::log(3.0)}, dt_bias = {-0.5};
-  std::vector<double> g(1), beta(1);
-  decay_forward_ref(g.data(), beta.data(), a.data(), b.data(), A_log.data(), dt_bias.data(), {1, 1});
-  REQUIRE(g[0] == Approx(-3 * std::log(2.0)));
-  REQUIRE(beta[0] == Approx(0.5));
-}
-
 TEST_CASE("decay: gradients against finite differences", "[gradcheck]") {
   const DecayShape s{5, 3};
   const size_t n = s.N * s.H;

@@ -156,34 +156,27 @@ TEST_CASE("flags: a step has as many slices as divide it, up to eight, and these
 
 TEST_CASE("flags: what only a GPU can do is refused where none is", "[flags]") {
   REQUIRE(parse({"--precision=bf16", "--experts=4", "--head-experts=2"}) == "");
-  Config c;
-  REQUIRE(parse(c, {"--matmul=cublas", "--tf32"}) == "");
-  REQUIRE((c.cublas && c.tf32));
-  check_device_flags(c, "");
-  REQUIRE_THROWS_WITH(check_device_flags(c, "nothing answers"),
-                      "--matmul=cublas: cuBLAS runs on a GPU alone, and nothing answers; or take --matmul=exact");
-  Config graph, emulated;
-  REQUIRE(parse(graph, {"--graph"}) == "");
-  check_device_flags(graph, "");
-  REQUIRE_THROWS_WITH(check_device_flags(graph, "nothing answers"),
-                      "--graph=on: nothing is launched on the CPU that a graph could hold, and nothing answers; leave "
-                      "--graph out, or take --device=emulated");
-  REQUIRE(parse(emulated, {"--graph", "--device=emulated"}) == "");
-  check_device_flags(emulated, "nothing answers");
-  Config nccl;
-  REQUIRE(parse(nccl, {"--transport=nccl"}) == "");
-  check_device_flags(nccl, "");
-  REQUIRE_THROWS_WITH(check_device_flags(nccl, "nothing answers"),
-                      "--transport=nccl: NCCL moves bytes between GPUs alone, and nothing answers; or take "
-                      "--transport=mpi");
+  const std::pair<std::vector<std::string>, const char*> cases[] = {
+      {{"--matmul=cublas", "--tf32"},
+       "--matmul=cublas: cuBLAS runs on a GPU alone, and nothing answers; or take --matmul=exact"},
+      {{"--graph"},
+       "--graph=on: nothing is launched on the CPU that a graph could hold, and nothing answers; leave --graph out, or "
+       "take --device=emulated"},
+      {{"--transport=nccl"},
+       "--transport=nccl: NCCL moves bytes between GPUs alone, and nothing answers; or take --transport=mpi"},
+      {{"--device=cuda"},
+       "--device=cuda: nothing answers; or take --device=cpu, or --device=emulated to run the kernels without a GPU"}};
+  for (const auto& [flags, refusal] : cases) {
+    Config c;
+    REQUIRE(parse(c, flags) == "");
+    check_device_flags(c, "");
+    REQUIRE_THROWS_WITH(check_device_flags(c, "nothing answers"), refusal);
+  }
   REQUIRE(contains(parse({"--transport=nccl", "--device=cpu"}), "--transport=nccl with --device=cpu: NCCL moves"));
   REQUIRE(contains(parse({"--transport=nccl", "--device=emulated"}), "--transport=nccl with --device=emulated"));
-  Config cuda;
-  REQUIRE(parse(cuda, {"--device=cuda"}) == "");
-  check_device_flags(cuda, "");
-  REQUIRE_THROWS_WITH(check_device_flags(cuda, "nothing answers"),
-                      "--device=cuda: nothing answers; or take --device=cpu, or --device=emulated to run the kernels "
-                      "without a GPU");
+  Config emulated;
+  REQUIRE(parse(emulated, {"--graph", "--device=emulated"}) == "");
+  check_device_flags(emulated, "nothing answers");
   check_device_flags(Config(), "nothing answers");
 }
 

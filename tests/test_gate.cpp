@@ -21,28 +21,6 @@ TEST_CASE("gate: gradients against finite differences", "[gradcheck]") {
     }
 }
 
-TEST_CASE("gate: what the forms make of a logit", "[bitwise]") {
-  const size_t N = 3, C = 10;
-  const auto x = random_values<float>(N * C, 1), z = random_values<float>(N * C, 2, 4.0f);
-  const std::vector<float> zero(N * C, 0.0f);
-  std::vector<float> y(N * C), expected(N * C);
-  auto require = [&](const GateOp& op, const std::vector<float>& z, auto value) {
-    INFO(describe(op));
-    for (size_t i = 0; i < N * C; i++) expected[i] = value(x[i], z[i]);
-    gate_forward_ref(y.data(), x.data(), z.data(), N, C, 1, op);
-    REQUIRE_BITWISE(expected, y);
-  };
-  require({}, z, [](float x, float z) { return x * exact_sigmoid(z); });
-  require({}, zero, [](float x, float) { return x / 2; });
-  require({.scale = 2}, zero, [](float x, float) { return x; });
-  require({.act = Activation::ns_sigmoid}, zero, [](float x, float) { return x * 0.75f; });
-  require({.act = Activation::silu}, zero, [](float x, float) { return x * 0.0f; });
-  require({.act = Activation::silu, .additive = true}, zero, [](float x, float) { return x; });
-  require({.act = Activation::identity, .additive = true}, z, [](float x, float z) { return x + z; });
-  require({.act = Activation::tanh, .additive = true, .scale = 3}, z,
-          [](float x, float z) { return x + 3 * exact_tanh(z); });
-}
-
 template <class S>
 static void require_gate_bits(size_t N, size_t C, size_t group, const GateOp& op) {
   INFO("N " << N << " C " << C << " group " << group << " " << describe(op) << ", " << name_of(storage_of<S>));

@@ -5,15 +5,6 @@
 
 using namespace gated;
 
-TEST_CASE("l2norm: by hand") {
-  const std::vector<double> x = {3, 4};
-  std::vector<double> y(2), r(1);
-  l2norm_forward_ref(y.data(), r.data(), x.data(), {.N = 1, .H = 1, .D = 2, .m = 4, .eps = 0});
-  REQUIRE(r[0] == Approx(0.1));
-  REQUIRE(y[0] == Approx(0.3));
-  REQUIRE(y[1] == Approx(0.4));
-}
-
 TEST_CASE("l2norm: gradients against finite differences", "[gradcheck]") {
   for (float m : {1.0f, 13.0f}) {
     const L2normShape s{.N = 2, .H = 3, .D = 13, .m = m, .eps = 0.5f};

