@@ -437,7 +437,7 @@ ARM_LIBS := $(BUILD)/arm64-libs
 ARM_COMPILER := aarch64-linux-gnu-g++
 ARM_MISSING := $(if $(X86),$(foreach t,$(ARM_COMPILER) qemu-aarch64-static,$(if $(shell command -v $t 2>&1),,$t)) \
   $(if $(wildcard $(ARM_LIBS)/usr/lib/*),,$(ARM_LIBS)),an x86-64 machine)
-ARM_QUICK := $(addprefix $(ARM)/release/,test_golden test_mma test_math test_attention test_rmsnorm test_simt)
+ARM_QUICK := $(addprefix $(ARM)/release/,test_golden test_mma test_math test_simt)
 # (Whole models are held by the golden runs and the checkpoints, and the race shadow, which asks no CPU, by a few kernels.)
 ARM_WHOLE := $(ARM)/release/train $(ARM_QUICK) \
   $(patsubst %,$(ARM)/release/%,$(filter-out $(WHOLE_TESTS) $(notdir $(ARM_QUICK)),$(RUN_KERNELS))) \

@@ -25,11 +25,14 @@ __device__ inline Quad load_four(const bf16* p) {
   const FourBf16 f = *reinterpret_cast<const FourBf16*>(p);
   return {{f.v[0], f.v[1], f.v[2], f.v[3]}};
 }
+struct __attribute__((may_alias, aligned(8))) TwoPairs {
+  uint32_t first, second;
+};
 __device__ inline void store_four(float* p, Quad q) {
   *reinterpret_cast<float4*>(p) = make_float4(q.v[0], q.v[1], q.v[2], q.v[3]);
 }
 __device__ inline void store_four(bf16* p, Quad q) {
-  *reinterpret_cast<FourBf16*>(p) = {{bf16(q.v[0]), bf16(q.v[1]), bf16(q.v[2]), bf16(q.v[3])}};
+  *reinterpret_cast<TwoPairs*>(p) = {two_bf16(q.v[0], q.v[1]), two_bf16(q.v[2], q.v[3])};
 }
 
 // Elements i..i+3 of a row of n. `aligned` (n a multiple of 4, row on a boundary of four elements) loads them at once;

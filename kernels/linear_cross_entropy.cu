@@ -166,14 +166,14 @@ __global__ void __launch_bounds__(long_row_threads)
   const size_t ld = padded_vocab(size_t(V));
   float* const kept_row = exps + 2 * chunk;
   AsyncCopies copies;
-  const auto fetch = [&](const float* row, int v) {
+  const auto fetch = [&](const float* from, int v) {  // logit v of a row
     if (v + 4 <= V)
-      copies.copy16(kept_row + v, row + v);
+      copies.copy16(kept_row + v, from);
     else
-      store_four(kept_row + v, logits_from<false>(row, v, V));
+      store_four(kept_row + v, logits_from<false>(from - v, v, V));
   };
   if (kept)
-    for (int v = first; v < V; v += chunk) fetch(logits + blockIdx.x * ld, v);
+    for (int v = first; v < V; v += chunk) fetch(logits + blockIdx.x * ld + v, v);
 
   for (size_t row = blockIdx.x; row < rows; row += gridDim.x) {
     copies.commit();
@@ -221,10 +221,10 @@ __global__ void __launch_bounds__(long_row_threads)
     // asks for the next row's: a copy writes after it was asked for, never before, and the asm keeps its place behind
     // the read.
     const bool fetches = kept && row + gridDim.x < rows;
-    const float* const next = logits + (row + gridDim.x) * ld;
-    S* const d_row = dlogits + row * ld;
+    const float* next = logits + (row + gridDim.x) * ld + first;
+    S* to = dlogits + row * ld + first;
     if (!dlogits && !fetches) continue;
-    for (int v = first; v < V; v += chunk) {
+    for (int v = first; v < V; v += chunk, next += chunk, to += chunk) {
       if (dlogits) {
         Quad d = {};
         if (counted) {
@@ -235,9 +235,9 @@ __global__ void __launch_bounds__(long_row_threads)
               if (v + k == target) d.v[k] = dlogit(q.v[k], lse, 1.0f, dloss);
         }
         if (v + 4 <= V) {
-          store_four(d_row + v, d);
+          store_four(to, d);
         } else {
-          for (int k = 0; k < 4 && v + k < V; k++) d_row[v + k] = S(d.v[k]);
+          for (int k = 0; k < 4 && v + k < V; k++) to[k] = S(d.v[k]);
         }
       }
       if (fetches) fetch(next, v);
