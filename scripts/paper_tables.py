@@ -161,10 +161,8 @@ for depth, share in (("first", 0), ("middle", 0.5), ("last", 1)):
 
 
 def figure_of(column, printed):
-    """The papers give perplexities where we give the loss, ln of them; of a pair the difference counts."""
-    if column == "perplexity":
-        return "loss", math.log(printed)
-    return column, printed[0] - printed[1] if isinstance(printed, list) else printed
+    """The papers give perplexities where we give the loss, ln of them."""
+    return ("loss", math.log(printed)) if column == "perplexity" else (column, printed)
 
 
 def row_of(number, name, flags, paper={}, to=None, lr=1, at_loss_of=None):
