@@ -166,126 +166,131 @@ __global__ void gated_norm_transpose_kernel(float* out, const float* in, size_t 
 }
 
 template <class S>
-__global__ void __launch_bounds__(gated_norm::threads, 1024 / gated_norm::threads)
+__global__ void __launch_bounds__(gated_norm::threads, 4)
     gated_norm_forward_kernel(S* y, float* r, float* low, S* sum, ResidualInOf<S> in, GatedNormWeights weights,
-                              const float* down_t, const float* up_t, GatedNormShape shape) {
+                              const float* up_t, GatedNormShape shape) {
   using namespace gated_norm;
-  STATIC_SHARED(float, tile, [rows * pitch]);
   // DYNAMIC_SHARED(T, name): shared memory of the size that the launch names.
   DYNAMIC_SHARED(float, a);     // [j][row]
   float* const low_chains = a;  // stand there before a does
   const size_t C = shape.C, rank = shape.rank;
-  float* const total = a + rows * rank;
-  Rows block(shape, weights, size_t(blockIdx.x) * rows);
+  float* const total = a + AlongRows::rows * rank;
+  AlongRows block(shape, weights, size_t(blockIdx.x) * AlongRows::rows);
 
-  // 1, the row's part: the join, and the mean square. A warp takes its two rows one after the other.
-  // From here on x is the sum. A lane reads again only columns that it wrote itself, so no barrier is needed.
-  const JoinedRows<S> joined = {sum, in, C};
+  // 1, the row's part: the join, and the mean square. From here on x is the sum. A lane reads again only columns that
+  // it wrote itself, so no barrier is needed. All loads of a patch come before its first store, to be under way at
+  // once.
   const S* x = in.branch ? sum : in.x;
+  if (block.norm.rms || in.branch) {
+    float chain[4][4] = {};
+    for (size_t c = block.column_offset(); c < C; c += AlongRows::width) {
+      Patch q = in.x ? block.load(in.x, c) : patch([](int, int) { return -0.0f; });  // v + -0 is v for every v
+      if (in.branch) {
+        const Patch b = block.load(in.branch, c);
 #pragma unroll
-  for (int k = 0; k < warp_rows; k++) {
-    const size_t row = block.row0 + k;
-    if (!block.has(row) || !(block.norm.rms || in.branch)) break;
-    float chain[4] = {};
-    for (size_t c = lane_column(); c < C; c += chunk) {
-      const Quad q = joined.first(row, c);
-      for (int e = 0; e < 4; e++)
-        if (c + e < C) chain[e] = fused(q.v[e], q.v[e], chain[e]);
+        for (unsigned k = 0; k < 4; k++)
+          if (k < block.count) q.row[k] = JoinedRows<S>{sum, in, C}.join(block.row0 + k, c, q.row[k], b.row[k]);
+      }
+      each_element([&](int k, int e) {
+        if (c + e < C) chain[k][e] = fused(q.row[k].v[e], q.row[k].v[e], chain[k][e]);
+      });
     }
-    block.r[k] = 1.0f / exact_sqrt(warp_chains_sum(chain) / float(C) + shape.eps);
-    if (block.norm.rms && threadIdx.x % 32 == 0) r[row] = block.r[k];
+#pragma unroll
+    for (unsigned k = 0; k < 4; k++) {
+      block.r[k] = 1.0f / exact_sqrt(warp_chains_sum(chain[k]) / float(C) + shape.eps);
+      if (block.norm.rms && block.column_offset() == 0 && k < block.count) r[block.row0 + k] = block.r[k];
+    }
   }
 
-  // 2: n goes through the tile, chunk by chunk. The first barrier: the tile is whole before it is read. The second: all
-  // have read it before the next chunk overwrites it.
-  for (size_t c0 = 0; c0 < C; c0 += chunk) {
-    const size_t c = c0 + lane_column();
-    store_tile(tile, block.n(block.unit(block.load(x, c)), c));
-    __syncthreads();
-    block.contract(low_chains, total, tile, down_t, c0);
-    __syncthreads();
-  }
+  // 2
+  block.contract(total, low_chains, weights.down, [&](size_t c) { return block.n(block.unit(block.load(x, c)), c); });
 
   // 3: a thread has the totals of its own chains. The barrier: next, a thread wants every j of its rows.
-  block.each_chain([&](size_t at, size_t row, size_t j) {
-    for (int k = 0; k < 2; k++) {
+  block.each_chain([&](size_t at, size_t j) {
+    for (unsigned k = 0; k < 2; k++) {
+      const size_t row = block.first + block.chain_row() + k;
       a[at + k] = silu(total[at + k]);
-      if (block.has(block.first + row + k)) low[(block.first + row + k) * rank + j] = total[at + k];
+      if (row < shape.N) low[row * rank + j] = total[at + k];
     }
   });
   __syncthreads();
 
   // 4 and 5: n once more, from the caches.
-  for (size_t c = lane_column(); c < C; c += chunk) {
-    const Quads n = block.n(block.unit(block.load(x, c)), c), s = scores(shape.op, block.z(a, up_t, c));
+  for (size_t c = block.column_offset(); c < C; c += AlongRows::width) {
+    const Patch n = block.n(block.unit(block.load(x, c)), c);
+    const Patch s = scores(shape.op, block.expand(a, up_t, shape.scores(), c));
 #pragma unroll
-    for (int k = 0; k < warp_rows; k++) {
+    for (unsigned k = 0; k < 4; k++) {
       Quad q;
       for (int e = 0; e < 4; e++) q.v[e] = gate_y(shape.op, n.row[k].v[e], s.row[k].v[e]);
-      if (block.has(block.row0 + k)) store_quad(y + (block.row0 + k) * C, c, C, q);
+      if (k < block.count) store_quad(y + (block.row0 + k) * C, c, C, q);
     }
   }
 }
 
-// dlow, dx, and where they are wanted the rows' shares of dalpha and, with one score for a row, dz (N): dscores.
+// What the kernel along the rows leaves for the one down the columns.
+struct GatedNormLeft {
+  float *a, *dlow;  // (rank,N)
+  float* dscores;   // (N): with one score for a row, dz
+  float* row_sums;  // (N): the rows' shares of dalpha, of DyT
+};
+
 template <class S>
-__global__ void __launch_bounds__(gated_norm::threads)
-    gated_norm_backward_kernel(S* dx, S* dbranch, float* dlow, float* dscores, float* row_sums, const S* dy,
-                               ResidualBackwardInOf<S> in, const float* low, const float* r, GatedNormWeights weights,
-                               const float* up_t, GatedNormShape shape) {
+__global__ void __launch_bounds__(gated_norm::threads, 3)
+    gated_norm_backward_kernel(S* dx, S* dbranch, GatedNormLeft left, const S* dy, ResidualBackwardInOf<S> in,
+                               const float* low, const float* r, GatedNormWeights weights, const float* up_t,
+                               GatedNormShape shape) {
   using namespace gated_norm;
-  STATIC_SHARED(float, tile, [rows * pitch]);
+  constexpr unsigned rows = AlongRows::rows;
   DYNAMIC_SHARED(float, a);  // [j][row]
-  const size_t C = shape.C, rank = shape.rank;
+  const size_t N = shape.N, C = shape.C, rank = shape.rank, scores_of_row = shape.scores();
   float *const dlows = a + rows * rank, *const total = dlows + rows * rank;
   float* const da_chains = dlows;  // stand there before dlow does
   const GateOp op = shape.op;
-  Rows block(shape, weights, size_t(blockIdx.x) * rows);
-  const bool rms = block.norm.rms, first_lane = threadIdx.x % 32 == 0;
+  AlongRows block(shape, weights, size_t(blockIdx.x) * rows);
+  const bool rms = block.norm.rms, first_lane = block.column_offset() == 0;
   block.load_r(r);
-  block.load_values(a, low, rank, true);
+  for (size_t i = threadIdx.x; i < rows * rank; i += threads) {
+    const size_t row = block.first + i % rows, j = i / rows;
+    a[i] = row < N ? silu(low[row * rank + j]) : 0.0f;
+    if (row < N) left.a[j * N + row] = a[i];
+  }
   __syncthreads();  // a is whole
+  const auto z = [&](size_t c) { return block.expand(a, up_t, scores_of_row, c); };
 
   // 5 and 4: dz, and from it da = dz W_up into total.
-  if (shape.scores() == C) {
-    // A contract. The barriers are those of the forward.
-    for (size_t c0 = 0; c0 < C; c0 += chunk) {
-      const size_t c = c0 + lane_column();
-      const Quads n = block.n(block.unit(block.load(in.x, c)), c), slope = slopes(op, block.z(a, up_t, c));
-      const Quads d = block.load(dy, c);
-      store_tile(
-          tile, quads([&](int k, int e) { return d.row[k].v[e] * gate_dy_ds(op, n.row[k].v[e]) * slope.row[k].v[e]; }));
-      __syncthreads();
-      block.contract(da_chains, total, tile, weights.up, c0);
-      __syncthreads();
-    }
+  if (scores_of_row == C) {
+    block.contract(total, da_chains, up_t, [&](size_t c) {
+      const Patch x = block.load(in.x, c), d = block.load(dy, c), slope = slopes(op, z(c));
+      const Patch n = block.n(block.unit(x), c);
+      return patch([&](int k, int e) { return d.row[k].v[e] * gate_dy_ds(op, n.row[k].v[e]) * slope.row[k].v[e]; });
+    });
   } else {
     // One score for a row: its gradient is the row's sum of dy*n, which a warp makes alone, and da has one term.
-    float chain[warp_rows][4] = {};
-    for (size_t c = lane_column(); c < C; c += chunk) {
-      const Quads n = block.n(block.unit(block.load(in.x, c)), c), d = block.load(dy, c);
+    float chain[4][4] = {};
+    for (size_t c = block.column_offset(); c < C; c += AlongRows::width) {
+      const Patch n = block.n(block.unit(block.load(in.x, c)), c), d = block.load(dy, c);
       each_element([&](int k, int e) {
         if (c + e < C) chain[k][e] = fused(d.row[k].v[e], gate_dy_ds(op, n.row[k].v[e]), chain[k][e]);
       });
     }
-    const Quads slope = slopes(op, block.z(a, up_t, 0));
+    const Patch slope = slopes(op, z(0));
 #pragma unroll
-    for (int k = 0; k < warp_rows; k++) {
+    for (unsigned k = 0; k < 4; k++) {
       const float dz = warp_chains_sum(chain[k]) * slope.row[k].v[0];
-      if (first_lane && block.has(block.row0 + k)) dscores[block.row0 + k] = dz;
+      if (first_lane && k < block.count) left.dscores[block.row0 + k] = dz;
       for (size_t j = threadIdx.x % 32; j < rank; j += 32)
-        total[j * rows + warp_offset() + k] = fused(dz, weights.up[j], 0.0f);
+        total[j * rows + block.row_offset() + k] = fused(dz, weights.up[j], 0.0f);
     }
     __syncthreads();  // other threads than wrote total read it
   }
 
   // 3: dlow. The barrier: next, a thread wants every j of its rows.
-  block.each_chain([&](size_t at, size_t row, size_t j) {
-    for (int k = 0; k < 2; k++) {
-      const size_t i = (block.first + row + k) * rank + j;
-      const bool exists = block.has(block.first + row + k);
-      dlows[at + k] = exists ? total[at + k] * silu_slope(low[i]) : 0.0f;
-      if (exists) dlow[i] = dlows[at + k];
+  block.each_chain([&](size_t at, size_t j) {
+    for (unsigned k = 0; k < 2; k++) {
+      const size_t row = block.first + block.chain_row() + k;
+      dlows[at + k] = row < N ? total[at + k] * silu_slope(low[row * rank + j]) : 0.0f;
+      if (row < N) left.dlow[j * N + row] = dlows[at + k];
     }
   });
   __syncthreads();
@@ -293,29 +298,29 @@ __global__ void __launch_bounds__(gated_norm::threads)
   // 2 and 1: dn = dy*s + dlow W_down, and from it dx. RMSNorm's dx waits for the mean over the row, so it takes two
   // passes and computes dn in both; in the second the sum is made again, and not used. DyT's does not wait: it leaves
   // in the pass that adds up dalpha.
-  float mean[warp_rows] = {};
+  float mean[4] = {};
   for (int pass = rms ? 0 : 1; pass < 2; pass++) {
-    float chain[warp_rows][4] = {};
-    for (size_t c = lane_column(); c < C; c += chunk) {
-      const Quads x = block.load(in.x, c), unit = block.unit(x), s = scores(op, block.z(a, up_t, c));
-      const Quads d = block.load(dy, c), by_low = block.dlow_down(dlows, c);
+    float chain[4][4] = {};
+    for (size_t c = block.column_offset(); c < C; c += AlongRows::width) {
+      const Patch x = block.load(in.x, c), d = block.load(dy, c), s = scores(op, z(c));
+      const Patch by_low = block.expand(dlows, weights.down, C, c), unit = block.unit(x);
       const Quad w = load_quad(weights.w, c, C);
-      const Quads through_norm = quads([&](int k, int e) {
+      const Patch through_norm = patch([&](int k, int e) {
         const float u = unit.row[k].v[e], dn = d.row[k].v[e] * gate_dy_dx(op, s.row[k].v[e]) + by_low.row[k].v[e];
         const float g = block.norm.g(dn, u, w.v[e]);
         if (c + e < C) chain[k][e] = block.norm.add_to_row(chain[k][e], g, u, x.row[k].v[e]);
         return block.norm.dx(g, u, mean[k], block.r[k]);
       });
 #pragma unroll
-      for (int k = 0; k < warp_rows; k++)
-        if (pass == 1 && block.has(block.row0 + k))
+      for (unsigned k = 0; k < 4; k++)
+        if (pass == 1 && k < block.count)
           JoinedGradient<S>{dx, dbranch, in, C}.store(block.row0 + k, c, through_norm.row[k], x.row[k]);
     }
 #pragma unroll
-    for (int k = 0; k < warp_rows; k++) {
+    for (unsigned k = 0; k < 4; k++) {
       const float sum = warp_chains_sum(chain[k]);
       mean[k] = sum / float(C);
-      if (!rms && first_lane && block.has(block.row0 + k)) row_sums[block.row0 + k] = sum;
+      if (!rms && first_lane && k < block.count) left.row_sums[block.row0 + k] = sum;
     }
   }
 }
@@ -333,9 +338,9 @@ static void gated_norm_transpose(float* out, const float* in, size_t rows, size_
   launch(gated_norm_transpose_kernel, grid_of(ceil_div(rows * columns, 256)), 256, 0, ctx, out, in, rows, columns);
 }
 
-// W_down and W_up, transposed.
+// W_up, transposed.
 size_t gated_norm_forward_scratch(const GatedNormShape& s, Device device) {
-  return device == Device::cpu ? gated_norm_forward_cpu_scratch(s) : (s.C + s.scores()) * s.rank * sizeof(float);
+  return device == Device::cpu ? gated_norm_forward_cpu_scratch(s) : s.scores() * s.rank * sizeof(float);
 }
 
 void gated_norm_forward(Reals y, float* r, float* low, Reals sum, const ResidualIn& in, const GatedNormWeights& weights,
@@ -347,42 +352,41 @@ void gated_norm_forward(Reals y, float* r, float* low, Reals sum, const Residual
     using S = decltype(stored);
     if (ctx.device == Device::cpu)
       return gated_norm_forward_cpu(y.as<S>(), r, low, sum.as<S>(), in.as<S>(), weights, shape, scratch);
-    const size_t C = shape.C, rank = shape.rank, scores = shape.scores();
-    float *down_t = scratch, *up_t = down_t + C * rank;
-    gated_norm_transpose(down_t, weights.down, rank, C, ctx);
-    gated_norm_transpose(up_t, weights.up, scores, rank, ctx);
-    launch(gated_norm_forward_kernel<S>, grid_of(ceil_div(shape.N, gated_norm::rows)), gated_norm::threads,
-           2 * gated_norm::rows * rank * sizeof(float), ctx, y.as<S>(), r, low, sum.as<S>(), in.as<S>(), weights,
-           down_t, up_t, shape);
+    constexpr unsigned rows = gated_norm::AlongRows::rows;
+    gated_norm_transpose(scratch, weights.up, shape.scores(), shape.rank, ctx);
+    launch(gated_norm_forward_kernel<S>, grid_of(ceil_div(shape.N, rows)), gated_norm::threads,
+           2 * rows * shape.rank * sizeof(float), ctx, y.as<S>(), r, low, sum.as<S>(), in.as<S>(), weights, scratch,
+           shape);
   });
 }
 
 // What the kernels of a backward hand on to each other.
 struct GatedNormBackwardScratch {
   GatedNormSlices slices;
-  float *up_t, *alpha_sums, *dlow, *dscores, *row_sums;
+  GatedNormLeft left;
+  float *up_t, *alpha_sums;
   size_t floats = 0;
 
   // scratch null: only counts.
   GatedNormBackwardScratch(float* scratch, const GatedNormShape& s) {
     auto take = [&](float*& part, size_t n) {
       part = scratch ? scratch + floats : nullptr;
-      floats += n;
+      floats += (n + 3) / 4 * 4;  // the next one can be read four at a time
     };
     const size_t product_slices = ceil_div(s.N, matmul_slice);
     const size_t column_sums = column_reduce_scratch(s.N, s.C) / sizeof(float);
-    // What is read or written four numbers at a time comes first.
     take(slices.down, product_slices * s.rank * s.C);
-    take(up_t, s.scores() * s.rank);
     take(slices.up, product_slices * s.scores() * s.rank);
     take(slices.w, column_sums);
-    take(dlow, s.N * s.rank);
-    take(dscores, s.N);
-    slices.b = alpha_sums = row_sums = nullptr;
+    take(up_t, s.scores() * s.rank);
+    take(left.a, s.N * s.rank);
+    take(left.dlow, s.N * s.rank);
+    take(left.dscores, s.N);
+    slices.b = alpha_sums = left.row_sums = nullptr;
     if (s.base == NormGateBase::rmsnorm) return;
     take(slices.b, column_sums);
     take(alpha_sums, column_reduce_scratch(s.N, 1) / sizeof(float));
-    take(row_sums, s.N);
+    take(left.row_sums, s.N);
   }
 };
 
@@ -412,11 +416,12 @@ void gated_norm_backward(Reals dx, Reals dbranch, const GatedNormGradients& grad
   gated_norm_transpose(s.up_t, weights.up, scores, rank, ctx);
   with_storage(dx, [&](auto stored) {
     using S = decltype(stored);
-    launch(gated_norm_backward_kernel<S>, grid_of(ceil_div(N, gated_norm::rows)), gated_norm::threads,
-           3 * gated_norm::rows * rank * sizeof(float), ctx, dx.as<S>(), dbranch.as<S>(), s.dlow, s.dscores, s.row_sums,
-           dy.as<S>(), in.as<S>(), low, r, weights, s.up_t, shape);
+    constexpr unsigned rows = gated_norm::AlongRows::rows;
+    launch(gated_norm_backward_kernel<S>, grid_of(ceil_div(N, rows)), gated_norm::threads,
+           3 * rows * rank * sizeof(float), ctx, dx.as<S>(), dbranch.as<S>(), s.left, dy.as<S>(), in.as<S>(), low, r,
+           weights, s.up_t, shape);
   });
-  gated_norm_columns(s.slices, in.x, dy, low, s.dlow, s.dscores, r, weights, s.up_t, shape, ctx);
+  gated_norm_columns(s.slices, in.x, dy, s.left.a, s.left.dlow, s.left.dscores, r, weights, s.up_t, shape, ctx);
 
   const size_t product_slices = ceil_div(N, matmul_slice), column_slices = ceil_div(N, column_slice);
   matmul_add_slices(gradients.down, s.slices.down, product_slices, rank * C, ctx);
@@ -424,7 +429,7 @@ void gated_norm_backward(Reals dx, Reals dbranch, const GatedNormGradients& grad
   column_add_slices(std::array{gradients.w}, s.slices.w, column_slices, C, ctx);
   if (shape.base == NormGateBase::rmsnorm) return;
   column_add_slices(std::array{gradients.b}, s.slices.b, column_slices, C, ctx);
-  const OneSum<AddRows<float>> add_rows = {{s.row_sums, 1}};
+  const OneSum<AddRows<float>> add_rows = {{s.left.row_sums, 1}};
   column_reduce_add_in(s.alpha_sums, std::array{gradients.alpha}, N, 1, add_rows, ctx);
 }
 

@@ -1,36 +1,36 @@
 // gated_norm: the tile. What the kernels along the rows (kernels/gated_norm.cu) and down the columns
 // (kernels/gated_norm_columns.cu) are made of: who owns which element, and the two products between columns and rank.
 //
-// A block of 8 warps owns 16 rows and walks along them in chunks of 128 columns. A warp has two of the rows. A lane has
-// four neighbouring columns of both: a Quad each (kernels/activation.cu).
+// A thread has a Patch: four neighbouring columns of four neighbouring rows. The 128 threads of a block lie side by side
+// over a tile and, where it ends, below each other. Along the rows it is 128 columns wide, so that a warp has whole rows;
+// the block walks along them, tile by tile:
 //
 //   columns      0..3     4..7    ...   124..127     128..131   ...
-//   row 0      lane 0   lane 1    ...   lane 31      lane 0     ...     warp 0
-//   row 1      lane 0   lane 1    ...   lane 31      lane 0     ...     warp 0
-//   row 2      lane 0   lane 1    ...   lane 31      lane 0     ...     warp 1
-//    ...
-//   row 15     lane 0   lane 1    ...   lane 31      lane 0     ...     warp 7
-//              '----------- a chunk -----------'    '- the next
+//   rows 0..3    lane 0   lane 1   ...   lane 31      lane 0     ...     warp 0
+//        4..7    lane 0   lane 1   ...   lane 31      lane 0     ...     warp 1
+//        8..11   lane 0   lane 1   ...   lane 31      lane 0     ...     warp 2
+//       12..15   lane 0   lane 1   ...   lane 31      lane 0     ...     warp 3
+//               '----------- a tile ------------'    '- the next
 //
 // So a lane carries four chains of each of its rows in registers, as in every operation along rows
-// (kernels/rmsnorm.cu).
+// (kernels/rmsnorm.cu). Down the columns a tile is 32 columns wide and 64 rows high.
 //
 // A product from the rank to the columns, such as z = a W_up^T, is an "expand". An output is a sum over the rank, and
-// the lane that owns the column makes it alone. All lanes of a warp want the same a[row][j], so a stands in shared
-// memory, as [j][row], and W is read along the columns (which is why W_up is transposed first):
+// the thread that owns the element makes it alone. a stands in shared memory, as [j][row], and W is read along the
+// columns, (rank,C), which is why W_up is transposed first:
 //   expand      out[row][c] = chain over j of values[j][row] * W[j][c]
+// For one j a thread reads a Quad of each, and multiplies all pairs: 16 multiply-adds.
 //
 // A product from the columns to the rank, such as low = n W_down^T, is a "contract". An output is a chain over all
-// columns in ascending order, but the columns of a row are spread over 32 lanes. So they go through a tile in shared
-// memory, 16 rows by 128 columns, and a thread takes one j and two rows through the chunk, column by column. Between
-// chunks its two chains wait in shared memory:
-//   contract    out[row][j] = chain over c of tile[row][c] * W[c][j], in slices of 1024 columns (kernels/matmul.cu)
+// columns in ascending order, but the columns of a row are spread over 32 lanes. So they go through shared memory, and so
+// does W, for 16 of the rank at a time. A thread takes one j and two rows through the tile, column by column. Between
+// tiles its two chains wait in shared memory:
+//   contract    out[row][j] = chain over c of tile[row][c] * W[j][c], in slices of 1024 columns (kernels/matmul.cu)
 // Two rows for a thread, because one number of W then serves two multiply-adds.
 //
-//   registers (columns)  -- store_tile, barrier -->  tile  -- contract -->  chains [j][row]  -- barrier, next chunk
-//
-// Both read W through the caches. Neighbouring threads read neighbouring numbers of it: columns c in an expand, j in a
-// contract.
+//   registers (patch of n)  -->  tile     16 rows x 128 columns  \
+//   registers (patch of W)  -->  W_tile   16 j    x 128 columns   - barrier -- contract --> chains [j][row] -- barrier,
+//                                                                /                                         next tile
 #pragma once
 #include "core/reduce.cuh"
 #include "kernels/gate.cuh"
@@ -61,66 +61,66 @@ struct NormUnderGate {
 
 namespace gated_norm {
 
-constexpr int warps = 8, threads = 32 * warps, warp_rows = 2, rows = warps * warp_rows;
-// The pitch, floats from row to row of the tile, keeps Quads aligned and puts the same column of neighbouring rows into
-// different banks (kernels/matmul_tile.cuh says what a bank is).
-constexpr int chunk = row_chains, pitch = chunk + 4;
-static_assert(matmul_slice % chunk == 0 && column_slice % rows == 0);
+constexpr unsigned threads = 128;
+constexpr unsigned piece = 16;  // of the rank at a time, where a part of W or of the values waits in shared memory
 
-// Four neighbouring columns of a warp's two rows.
-struct Quads {
-  Quad row[warp_rows];
+struct Patch {
+  Quad row[4];
 };
 
-// f(k, e) for column e of row k. Unrolled, so that Quads stay in registers.
+// f(k, e) for column e of row k. Unrolled, so that a Patch stays in registers.
 template <class F>
 __device__ inline void each_element(F f) {
 #pragma unroll
-  for (int k = 0; k < warp_rows; k++)
+  for (int k = 0; k < 4; k++)
 #pragma unroll
     for (int e = 0; e < 4; e++) f(k, e);
 }
 
 template <class F>
-__device__ inline Quads quads(F f) {
-  Quads q;
-  each_element([&](int k, int e) { q.row[k].v[e] = f(k, e); });
+__device__ inline Patch patch(F f) {
+  Patch p;
+  each_element([&](int k, int e) { p.row[k].v[e] = f(k, e); });
+  return p;
+}
+
+// Columns c to c+3 of `count` rows of p (N,C), which begins with the first of them; beyond rows and columns there is 0.
+template <class S>
+__device__ inline Patch load_patch(const S* p, unsigned count, size_t c, size_t C) {
+  Patch q = {};
+  if (count == 4 && c < C && C % 4 == 0) {
+    for (unsigned k = 0; k < 4; k++) q.row[k] = load_quad<true>(p + k * C, c, C);
+  } else {
+    for (unsigned k = 0; k < 4; k++)
+      if (k < count) q.row[k] = load_quad<false>(p + k * C, c, C);
+  }
   return q;
 }
 
-__device__ inline size_t lane_column() {
-  return threadIdx.x % 32 * 4;
+// How many of the four from `first` on are below `end`.
+__device__ inline unsigned count_of_four(size_t first, size_t end) {
+  return first >= end ? 0 : end - first < 4 ? unsigned(end - first) : 4;
 }
 
-// The first of this warp's rows, counted from the block's.
-__device__ inline size_t warp_offset() {
-  return threadIdx.x / 32 * warp_rows;
-}
-
-__device__ inline void store_tile(float* tile, const Quads& q) {
-  for (int k = 0; k < warp_rows; k++)
-    store_quad<true>(tile + (warp_offset() + k) * pitch, lane_column(), chunk, q.row[k]);
-}
-
-// (One choice of the activation for all eight elements, not one for each.)
-__device__ inline Quads scores(const GateOp& op, const Quads& z) {
-  Quads s;
+// (One choice of the activation for all elements, not one for each.)
+__device__ inline Patch scores(const GateOp& op, const Patch& z) {
+  Patch s;
   with_known_activation<any_gate>(op.act, [&](auto act) {
-    s = quads([&](int k, int e) { return op.scale * activation_value(decltype(act)::value, z.row[k].v[e]); });
+    s = patch([&](int k, int e) { return op.scale * activation_value(decltype(act)::value, z.row[k].v[e]); });
   });
   return s;
 }
 
-__device__ inline Quads slopes(const GateOp& op, const Quads& z) {
-  Quads s;
+__device__ inline Patch slopes(const GateOp& op, const Patch& z) {
+  Patch s;
   with_known_activation<any_gate>(op.act, [&](auto act) {
-    s = quads([&](int k, int e) { return op.scale * activation_slope(decltype(act)::value, z.row[k].v[e]); });
+    s = patch([&](int k, int e) { return op.scale * activation_slope(decltype(act)::value, z.row[k].v[e]); });
   });
   return s;
 }
 
 // Both at once, so that what they share is computed once.
-__device__ inline void scores_and_slopes(Quads& s, Quads& slope, const GateOp& op, const Quads& z) {
+__device__ inline void scores_and_slopes(Patch& s, Patch& slope, const GateOp& op, const Patch& z) {
   with_known_activation<any_gate>(op.act, [&](auto act) {
     each_element([&](int k, int e) {
       s.row[k].v[e] = op.scale * activation_value(decltype(act)::value, z.row[k].v[e]);
@@ -129,123 +129,155 @@ __device__ inline void scores_and_slopes(Quads& s, Quads& slope, const GateOp& o
   });
 }
 
-template <bool aligned>
-__device__ inline Quads expand(const float* values, const float* W, size_t rank, size_t columns, size_t c) {
-  Quads sum = {};
-  for (size_t j = 0; j < rank; j++) {
-    const Quad w = load_quad<aligned>(W + j * columns, c, columns);
-    for (int k = 0; k < warp_rows; k++) {
-      const float value = values[j * rows + warp_offset() + k];
-      for (int e = 0; e < 4; e++) sum.row[k].v[e] = fused(value, w.v[e], sum.row[k].v[e]);
-    }
-  }
-  return sum;
-}
+// A tile, as a thread sees it: the block's rows from `first` on.
+template <unsigned tile_width>
+struct Tile {
+  static constexpr unsigned width = tile_width, across = width / 4, rows = threads / across * 4;
+  // The pitch, floats from row to row in shared memory, keeps Quads aligned and, where threads read below each other,
+  // puts the same column of neighbouring rows into different banks (kernels/matmul_tile.cuh says what a bank is).
+  static constexpr unsigned pitch = width == 128 ? width + 4 : width;
+  static_assert(matmul_slice % width == 0 && column_slice % rows == 0);
 
-// The 16 rows from `first` on, as a thread sees them. Rows and columns that do not exist are 0.
-struct Rows {
   const GatedNormShape& shape;
   const GatedNormWeights& weights;
   NormUnderGate norm;
-  size_t first, row0;       // row0: this warp's first
-  float r[warp_rows] = {};  // of RMSNorm
+  size_t first, row0;  // row0: this thread's first
+  unsigned count;      // of its four rows that exist
+  float r[4] = {};     // of RMSNorm
 
-  __device__ Rows(const GatedNormShape& shape, const GatedNormWeights& weights, size_t first)
-      : shape(shape), weights(weights), norm(weights, shape), first(first), row0(first + warp_offset()) {}
+  // Counted from the tile's.
+  static __device__ unsigned row_offset() { return threadIdx.x / across * 4; }
+  static __device__ unsigned column_offset() { return threadIdx.x % across * 4; }
 
-  __device__ bool has(size_t row) const { return row < shape.N; }
+  __device__ Tile(const GatedNormShape& shape, const GatedNormWeights& weights, size_t first)
+      : shape(shape),
+        weights(weights),
+        norm(weights, shape),
+        first(first),
+        row0(first + row_offset()),
+        count(count_of_four(row0, shape.N)) {}
+
+  static __device__ void store(float* tile, const Patch& p) {
+    for (int k = 0; k < 4; k++) store_quad<true>(tile + (row_offset() + k) * pitch, column_offset(), width, p.row[k]);
+  }
 
   __device__ void load_r(const float* from) {
-    for (int k = 0; k < warp_rows; k++)
-      if (norm.rms && has(row0 + k)) r[k] = from[row0 + k];
+    for (unsigned k = 0; k < 4; k++)
+      if (norm.rms && k < count) r[k] = from[row0 + k];
   }
   template <class S>
-  __device__ Quads load(const S* p, size_t c) const {
-    Quads q = {};
-    for (int k = 0; k < warp_rows; k++)
-      if (has(row0 + k) && c < shape.C) q.row[k] = load_quad(p + (row0 + k) * shape.C, c, shape.C);
-    return q;
+  __device__ Patch load(const S* p, size_t c) const {
+    return load_patch(p + row0 * shape.C, count, c, shape.C);
   }
-  __device__ Quads unit(const Quads& x) const {
-    return quads([&](int k, int e) { return norm.unit(x.row[k].v[e], r[k]); });
+  __device__ Patch unit(const Patch& x) const {
+    const auto all = [&](bool rms) {  // a constant in each call: one choice of the norm, not one for each element
+      NormUnderGate known = norm;
+      known.rms = rms;
+      return patch([&](int k, int e) { return known.unit(x.row[k].v[e], r[k]); });
+    };
+    return norm.rms ? all(true) : all(false);
   }
-  __device__ Quads n(const Quads& unit, size_t c) const {
+  __device__ Patch n(const Patch& unit, size_t c) const {
     if (c >= shape.C) return {};
     const Quad w = load_quad(weights.w, c, shape.C);
     const Quad b = norm.rms ? Quad{} : load_quad(weights.b, c, shape.C);
-    return quads([&](int k, int e) { return norm.n(unit.row[k].v[e], w.v[e], b.v[e]); });
+    return patch([&](int k, int e) { return norm.n(unit.row[k].v[e], w.v[e], b.v[e]); });
   }
 
-  // The 16 rows of low or dlow (N,rank) into values [j][row], through SiLU if wanted, with zeros after the rank up to
-  // `width`.
-  __device__ void load_values(float* values, const float* from, unsigned width, bool through_silu) const {
-    for (unsigned i = threadIdx.x; i < rows * width; i += threads) {
-      const unsigned row = i / width, j = i % width;
-      const bool exists = has(first + row) && j < shape.rank;
-      const float value = exists ? from[(first + row) * shape.rank + j] : 0.0f;
-      values[j * rows + row] = exists && through_silu ? silu(value) : value;
+  // Adds to `sum` the terms of `ranks` numbers j, of which `at_once` are read before they are used. values [j][row];
+  // w(j): the four numbers of W.
+  template <int at_once, class Load>
+  static __device__ void expand(Patch& sum, const float* values, unsigned ranks, Load w) {
+#pragma unroll at_once
+    for (unsigned j = 0; j < ranks; j++) {
+      const Quad of_row = load_quad<true>(values + j * rows, row_offset(), rows), of_column = w(j);
+      each_element([&](int k, int e) { sum.row[k].v[e] = fused(of_row.v[k], of_column.v[e], sum.row[k].v[e]); });
     }
   }
-
-  // dlow W_down, of columns c to c+3.
-  __device__ Quads dlow_down(const float* dlows, size_t c) const {
-    if (c >= shape.C) return {};
-    return shape.C % 4 == 0 ? expand<true>(dlows, weights.down, shape.rank, shape.C, c)
-                            : expand<false>(dlows, weights.down, shape.rank, shape.C, c);
-  }
-  // The logits z = a W_up^T of columns c to c+3; of a single score, that score for each of them. up_t (rank,scores).
-  __device__ Quads z(const float* a, const float* up_t, size_t c) const {
-    const size_t scores = shape.scores();
-    if (scores == shape.C && c >= shape.C) return {};
-    if (scores == shape.C)
-      return scores % 4 == 0 ? expand<true>(a, up_t, shape.rank, scores, c)
-                             : expand<false>(a, up_t, shape.rank, scores, c);
-    float sum[warp_rows] = {};
-    for (size_t j = 0; j < shape.rank; j++)
-      for (int k = 0; k < warp_rows; k++) sum[k] = fused(a[j * rows + warp_offset() + k], up_t[j], sum[k]);
-    return quads([&](int k, int) { return sum[k]; });
+  // Columns c to c+3 of an expand with W (rank,columns) in global memory. Where W has one column, all have it.
+  __device__ Patch expand(const float* values, const float* W, size_t columns, size_t c) const {
+    Patch sum = {};
+    if (columns == 1)
+      expand<1>(sum, values, unsigned(shape.rank), [&](size_t j) { return Quad{{W[j], W[j], W[j], W[j]}}; });
+    else if (columns % 4 == 0 && c < columns)
+      expand<4>(sum, values, unsigned(shape.rank),
+                [&](size_t j) { return load_quad<true>(W + j * columns, c, columns); });
+    else
+      expand<1>(sum, values, unsigned(shape.rank),
+                [&](size_t j) { return load_quad<false>(W + j * columns, c, columns); });
+    return sum;
   }
 
-  // visit(at, row, j) for the chains that this thread carries through a contract: those of j, of row at [at] and of row
-  // + 1 after it. Neighbouring threads have neighbouring j.
+  // ---- along the rows
+
+  // Of a piece of the rank from j0 on, a thread makes in a contract the chains of one j, of chain_row() and the row
+  // after it.
+  //
+  //   lane    0 1   2 3   4 5  ...  14 15   16 17   18 19  ...  30 31
+  //   rows    0 2   0 2   0 2        0  2    4  6    4  6         4  6     and the one after each
+  //   j        0     1     2           7       0       1            7
+  //
+  // Neighbours in both directions, so that few Quads serve a warp: 8 of W and 8 of the tile.
+  static __device__ unsigned chain_row() {
+    return threadIdx.x % 2 * 2 + threadIdx.x / 16 % 4 * 4;
+  }
+  static __device__ unsigned chain_j() {
+    return threadIdx.x / 2 % 8 + threadIdx.x / 64 * 8;
+  }
+
+  // visit(at, j) for each j of which this thread makes chains: they wait in [at] and, of the next row, [at + 1].
   template <class Visit>
   __device__ void each_chain(Visit visit) const {
-    const unsigned rank = unsigned(shape.rank);
-    for (unsigned i = threadIdx.x; i < rows / 2 * rank; i += threads) {
-      const unsigned row = i / rank * 2, j = i % rank;
-      visit(j * rows + row, row, j);
+    for (size_t j = chain_j(); j < shape.rank; j += piece) visit(j * rows + chain_row(), j);
+  }
+
+  // total [j][row] = the sums over columns c of make(c) * W[j][c], W (rank,C); chains [j][row] is where chains wait. At
+  // the end of a slice of 1024 columns its chain is added to the total, and the next slice starts a new one. No column
+  // is padded: fused(0, w, -0) is +0, so a padded chain could end with other bits.
+  template <class Make>
+  __device__ void contract(float* total, float* chains, const float* W, Make make) const {
+    STATIC_SHARED(float, tile, [rows * pitch]);
+    STATIC_SHARED(float, W_tile, [piece * pitch]);
+    const size_t C = shape.C;
+    for (size_t c0 = 0; c0 < C; c0 += width) {
+      const size_t end = c0 + width < C ? c0 + width : C, c = c0 + column_offset();
+      const bool begins = c0 % matmul_slice == 0, ends = end % matmul_slice == 0 || end == C;
+      for (size_t j0 = 0; j0 < shape.rank; j0 += piece) {
+        const size_t j1 = j0 + row_offset();
+        const Patch w = load_patch(W + j1 * C, count_of_four(j1, shape.rank), c, C);
+        if (j0 == 0) store(tile, make(c));
+        store(W_tile, w);
+        __syncthreads();  // both tiles are whole
+        if (const size_t j = j0 + chain_j(); j < shape.rank) {
+          const size_t at = j * rows + chain_row();
+          float sum[2] = {begins ? 0.0f : chains[at], begins ? 0.0f : chains[at + 1]};
+          const float *of_rows = tile + chain_row() * pitch, *of_W = W_tile + chain_j() * pitch;
+          const auto step = [&](unsigned column, unsigned count) {
+            const Quad w = load_quad<true>(of_W, column, width);
+            Quad q[2];
+            for (int k = 0; k < 2; k++) q[k] = load_quad<true>(of_rows + k * pitch, column, width);
+            for (unsigned e = 0; e < 4; e++)
+              if (e < count)
+                for (int k = 0; k < 2; k++) sum[k] = fused(q[k].v[e], w.v[e], sum[k]);
+          };
+          const unsigned count = unsigned(end - c0), whole = count / 4 * 4;
+#pragma unroll 4
+          for (unsigned column = 0; column < whole; column += 4) step(column, 4);
+          if (whole < count) step(whole, count - whole);
+          for (int k = 0; k < 2; k++) {
+            chains[at + k] = sum[k];
+            if (ends) total[at + k] = c0 < matmul_slice ? sum[k] : total[at + k] + sum[k];
+          }
+        }
+        __syncthreads();  // all have read what comes next into the tiles
+      }
     }
   }
-  // One chunk, from column c0, with W (C,rank). `chain` and `total` are [j][row]; after the last chunk the sums stand
-  // in total. At the end of a slice of 1024 columns its chain is added to the total, and the next slice starts a new
-  // one.
-  __device__ void contract(float* chain, float* total, const float* tile, const float* W, size_t c0) const {
-    const size_t C = shape.C, end = c0 + chunk < C ? c0 + chunk : C;
-    const bool begins = c0 % matmul_slice == 0, ends = end % matmul_slice == 0 || end == C;
-    each_chain([&](size_t at, size_t row, size_t j) {
-      float sum[2] = {};
-      if (!begins) {
-        sum[0] = chain[at];
-        sum[1] = chain[at + 1];
-      }
-      const float* w = W + c0 * shape.rank + j;
-      auto step = [&](int c, int n) {
-        Quad q[2];
-        for (int k = 0; k < 2; k++) q[k] = load_quad<true>(tile + (row + k) * pitch, c, chunk);
-        for (int e = 0; e < n; e++, w += shape.rank)
-          for (int k = 0; k < 2; k++) sum[k] = fused(q[k].v[e], *w, sum[k]);
-      };
-      // No column is padded: fused(0, w, -0) is +0, so a padded chain could end with other bits.
-      const int count = int(end - c0), whole = count / 4 * 4;
-      for (int c = 0; c < whole; c += 4) step(c, 4);
-      if (whole < count) step(whole, count - whole);
-      for (int k = 0; k < 2; k++) {
-        chain[at + k] = sum[k];
-        if (ends) total[at + k] = c0 < matmul_slice ? sum[k] : total[at + k] + sum[k];
-      }
-    });
-  }
 };
+
+using AlongRows = Tile<128>;
+using DownColumns = Tile<32>;
+static_assert(AlongRows::rows * piece == 2 * threads && AlongRows::rows == piece);
 
 }  // namespace gated_norm
 
@@ -256,7 +288,8 @@ struct GatedNormSlices {
   float *up, *down;  // (slices,scores,rank), (slices,rank,C)
   float *w, *b;      // (slices,C); b null: RMSNorm
 };
-void gated_norm_columns(const GatedNormSlices& out, ConstReals x, ConstReals dy, const float* low, const float* dlow,
+// a and dlow (rank,N)
+void gated_norm_columns(const GatedNormSlices& out, ConstReals x, ConstReals dy, const float* a, const float* dlow,
                         const float* dscores, const float* r, const GatedNormWeights& weights, const float* up_t,
                         const GatedNormShape& shape, Context& ctx);
 

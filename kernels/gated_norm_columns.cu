@@ -7,27 +7,28 @@
 // The kernel leaves the sums of slices; gated_norm_backward adds them. Slices of their own for every block change no
 // bit, because the order of these sums is made of slices anyway.
 //
-// n, z, dz and dn of (N,C) were never stored. The kernel computes them again from x, dy, low and dlow, which the kernel
+// n, z, dz and dn of (N,C) were never stored. The kernel computes them again from x, dy, a and dlow, which the kernel
 // along the rows has left, and all four gradients take what they want of them:
 //
-//                columns c0..c0+127
-//              +-----------------------+
-//   16 rows    | unit   n   dz   dn    |   four tiles in shared memory, computed by rows as gated_norm.cuh draws it
-//              +-----------------------+
-//               | | | |                    then read by columns: every thread goes down the 16 rows
-//   16 more     v v v v
+//                columns c0..c0+31
+//              +-------------------+
+//   64 rows    | unit  n   dz  dn  |   four tiles in shared memory, computed by patches as gated_norm.cuh draws them
+//              +-------------------+
+//               | | | |                then read by columns: every thread goes down the 64 rows
+//   64 more     v v v v
 //    ...       to the end of the slice
 //
-// A block has 128 columns, 1024 rows and 16 of the rank (blockIdx.y says which). Its threads part into two halves, and
-// every thread carries 17 chains in registers from the first row of the slice to the last:
+// A block has 32 columns, 1024 rows and 16 of the rank (blockIdx.y says which). Its threads part into two halves, and
+// every thread carries 8 chains in registers from the first row of the slice to the last:
 //
-//   threads    0..127   four columns by four j of dW_up:    dz[row][c] * a[row][j]       and one column of dw
-//            128..255   four columns by four j of dW_down:  n[row][c] * dlow[row][j]     and one column of db
+//   threads    0.. 63   four columns by two j of dW_up:    dz[row][c] * a[row][j]
+//             64..127   four columns by two j of dW_down:  n[row][c] * dlow[row][j]
 //
-//   a warp has 32 x 4 = 128 columns; the four warps of a half have 4 x 4 = 16 of the rank
+//   a half has 8 x 4 = 32 columns and 8 x 2 = 16 of the rank
 //
-// Four by four, because then a Quad of a tile serves 16 multiply-adds. The bus: x and dy, once for every 16 of the
-// rank.
+// Threads 0 to 31 also carry dw of a column each, and threads 32 to 63 db. Blocks are no wider than a line of the cache,
+// 32 floats, because a GPU has many multiprocessors and a slice is as high as it is: 4096 rows of 2048 columns are 256
+// blocks. The bus: x and dy, once for every 16 of the rank.
 // twins: kernels/cpu/gated_norm_cpu.cpp
 // tests/test_gated_norm.cpp
 #include "core/launch.cuh"
@@ -37,71 +38,119 @@ namespace gated {
 
 template <class S>
 __global__ void __launch_bounds__(gated_norm::threads)
-    gated_norm_columns_kernel(GatedNormSlices out, const S* x, const S* dy, const float* low, const float* dlow,
+    gated_norm_columns_kernel(GatedNormSlices out, const S* x, const S* dy, const float* a, const float* dlow,
                               const float* dscores, const float* r, GatedNormWeights weights, const float* up_t,
                               GatedNormShape shape) {
   using namespace gated_norm;
+  constexpr unsigned rows = DownColumns::rows, width = DownColumns::width, pitch = DownColumns::pitch;
   STATIC_SHARED(float, units, [rows * pitch]);
   STATIC_SHARED(float, ns, [rows * pitch]);
   STATIC_SHARED(float, dzs, [rows * pitch]);
   STATIC_SHARED(float, dns, [rows * pitch]);
-  DYNAMIC_SHARED(float, a);  // [j][row], with zeros after the rank up to the last 16: their chains are not kept
-  const size_t N = shape.N, C = shape.C, rank = shape.rank, width = 16 * gridDim.y;
-  float* const dlows = a + rows * width;
+  // Of 16 j: [j][row], and W_up and W_down of the block's columns, [j][column]. Zeros after the rank, whose chains are
+  // not kept.
+  STATIC_SHARED(float, as, [piece * rows]);
+  STATIC_SHARED(float, dlows, [piece * rows]);
+  STATIC_SHARED(float, ups, [piece * width]);
+  STATIC_SHARED(float, downs, [piece * width]);
+  const size_t N = shape.N, C = shape.C, rank = shape.rank, scores_of_row = shape.scores();
   const GateOp op = shape.op;
-  const size_t across = (C + chunk - 1) / chunk, slice = blockIdx.x / across;
-  const size_t c0 = blockIdx.x % across * chunk, c = c0 + lane_column();
-  const bool up = threadIdx.x < threads / 2;  // the half that makes dW_up and dw
-  const size_t j0 = 16 * blockIdx.y + threadIdx.x / 32 % (warps / 2) * 4, column = c0 + threadIdx.x % chunk;
+  const unsigned across = unsigned((C + width - 1) / width), slice = blockIdx.x / across;
+  const size_t c0 = size_t(blockIdx.x % across) * width, c = c0 + DownColumns::column_offset();
+  const bool up = threadIdx.x < threads / 2;  // the half that makes dW_up
+  const unsigned j_offset = threadIdx.x / 8 % 8 * 2;
 
-  float chain[4][4] = {}, column_sum = 0;
-  const size_t end = (slice + 1) * matmul_slice < N ? (slice + 1) * matmul_slice : N;
-  for (size_t first = slice * matmul_slice; first < end; first += rows) {
-    Rows block(shape, weights, first);
+  const auto load_values = [&](size_t j1, size_t first) {
+    for (unsigned i = 4 * threadIdx.x; i < piece * rows; i += 4 * threads) {
+      const size_t j = j1 + i / rows, row = first + i % rows;
+      const bool exists = j < rank && row < N;
+      store_quad<true>(as, i, piece * rows, exists ? load_quad(a + j * N, row, N) : Quad{});
+      store_quad<true>(dlows, i, piece * rows, exists ? load_quad(dlow + j * N, row, N) : Quad{});
+    }
+  };
+  const auto load_W = [&](size_t j1) {
+    static_assert(piece * width == 4 * threads);
+    const size_t i = 4 * threadIdx.x, j = j1 + i / width;
+    const bool exists = j < rank && c < C;
+    const float* const of_up = up_t + j * scores_of_row;
+    const bool one = scores_of_row < C;  // score for a row: all columns have it
+    store_quad<true>(ups, i, piece * width, !exists ? Quad{} : one ? Quad{{*of_up, *of_up, *of_up, *of_up}} : load_quad(of_up, c, C));
+    store_quad<true>(downs, i, piece * width, exists ? load_quad(weights.down + j * C, c, C) : Quad{});
+  };
+
+  float chain[2][4] = {}, column_sum = 0;
+  const size_t start = slice * matmul_slice;
+  const unsigned height = N - start < matmul_slice ? unsigned(N - start) : matmul_slice;
+  for (unsigned above = 0; above < height; above += rows) {
+    const size_t first = start + above;
+    DownColumns block(shape, weights, first);
     block.load_r(r);
-    block.load_values(a, low, width, true);
-    block.load_values(dlows, dlow, width, false);
-    __syncthreads();  // a and dlows are whole
+    const Patch xs = block.load(x, c), d = block.load(dy, c);
 
-    // By rows: what the kernel along the rows computed, for this chunk.
-    const Quads unit = block.unit(block.load(x, c)), n = block.n(unit, c);
-    const Quads d = block.load(dy, c), by_low = block.dlow_down(dlows, c);
-    Quads s, slope;
-    scores_and_slopes(s, slope, op, block.z(a, up_t, c));
-    store_tile(units, unit);
-    store_tile(ns, n);
-    store_tile(dzs, quads([&](int k, int e) {
-                 if (shape.scores() < C) return block.has(block.row0 + k) ? dscores[block.row0 + k] : 0.0f;
-                 return d.row[k].v[e] * gate_dy_ds(op, n.row[k].v[e]) * slope.row[k].v[e];
-               }));
-    store_tile(dns,
-               quads([&](int k, int e) { return d.row[k].v[e] * gate_dy_dx(op, s.row[k].v[e]) + by_low.row[k].v[e]; }));
+    // By patches: what the kernel along the rows computed.
+    Patch z = {}, by_low = {};
+    for (size_t j1 = 0; j1 < rank; j1 += piece) {
+      if (above == 0 || rank > piece) load_W(j1);
+      load_values(j1, first);
+      __syncthreads();  // all four are whole
+      const unsigned ranks = rank - j1 < piece ? unsigned(rank - j1) : piece;
+      const auto w = [&](const float* W) {
+        return [=](size_t j) { return load_quad<true>(W + j * width, DownColumns::column_offset(), width); };
+      };
+      block.expand<4>(z, as, ranks, w(ups));
+      block.expand<4>(by_low, dlows, ranks, w(downs));
+      if (rank > piece) __syncthreads();  // all have read them
+    }
+    if (rank > piece) load_values(piece * blockIdx.y, first);
+
+    const Patch unit = block.unit(xs), n = block.n(unit, c);
+    block.store(units, unit);
+    block.store(ns, n);
+    Patch s, slope;
+    scores_and_slopes(s, slope, op, z);
+    block.store(dzs, patch([&](int k, int e) {
+                  if (scores_of_row < C) return k < int(block.count) ? dscores[block.row0 + k] : 0.0f;
+                  return d.row[k].v[e] * gate_dy_ds(op, n.row[k].v[e]) * slope.row[k].v[e];
+                }));
+    block.store(
+        dns, patch([&](int k, int e) { return d.row[k].v[e] * gate_dy_dx(op, s.row[k].v[e]) + by_low.row[k].v[e]; }));
     __syncthreads();  // the tiles are whole
 
     // By columns. Rows past the last are left out, not added as zeros: fused(0, 0, -0) is +0.
-    const size_t count = end - first < rows ? end - first : rows;
-    const float *tile = up ? dzs : ns, *values = (up ? a : dlows) + j0 * rows;
-    for (size_t row = 0; row < count; row++) {
-      const Quad q = load_quad<true>(tile + row * pitch, lane_column(), chunk);
-      for (int j = 0; j < 4; j++)
-        for (int e = 0; e < 4; e++) chain[j][e] = fused(q.v[e], values[j * rows + row], chain[j][e]);
-    }
-    for (size_t row = 0, at = threadIdx.x % chunk; row < count; row++, at += pitch)
-      column_sum = up ? fused(dns[at], units[at], column_sum) : column_sum + dns[at];
+    const unsigned count = height - above < rows ? height - above : rows, whole = count / 4 * 4;
+    const float *tile = up ? dzs : ns, *values = (up ? as : dlows) + j_offset * rows;
+    const auto four_rows = [&](unsigned row, unsigned n) {
+      Quad value[2];
+      for (int j = 0; j < 2; j++) value[j] = load_quad<true>(values + j * rows, row, rows);
+      for (unsigned k = 0; k < 4; k++) {
+        if (k == n) break;
+        const Quad q = load_quad<true>(tile + (row + k) * pitch, threadIdx.x % 8 * 4, width);
+        for (int j = 0; j < 2; j++)
+          for (int e = 0; e < 4; e++) chain[j][e] = fused(q.v[e], value[j].v[k], chain[j][e]);
+      }
+    };
+    for (unsigned row = 0; row < whole; row += 4) four_rows(row, 4);
+    if (whole < count) four_rows(whole, count - whole);
 
-    // A slice of a column sum is 128 rows: eight slices of dw and db end on the way through one of the products.
-    if ((first + rows) % column_slice == 0 || first + rows >= N) {
-      float* sums = up ? out.w : out.b;
-      if (blockIdx.y == 0 && column < C && sums) sums[first / column_slice * C + column] = column_sum;
-      column_sum = 0;
+    const size_t column = c0 + threadIdx.x % width;
+    float* const sums = threadIdx.x < width ? out.w : out.b;
+    if (threadIdx.x < 2 * width && blockIdx.y == 0 && column < C && sums) {
+      for (unsigned row = 0, at = threadIdx.x % width; row < count; row++, at += pitch)
+        column_sum = threadIdx.x < width ? fused(dns[at], units[at], column_sum) : column_sum + dns[at];
+      // A slice of a column sum is 128 rows: eight slices of dw and db end on the way through one of the products.
+      if ((above + rows) % column_slice == 0 || above + rows >= height) {
+        sums[first / column_slice * C + column] = column_sum;
+        column_sum = 0;
+      }
     }
-    __syncthreads();  // all have read a, dlows and the tiles, which the next 16 rows overwrite
+    __syncthreads();  // all have read as, dlows and the tiles, which the next 64 rows overwrite
   }
 
-  for (size_t j = 0; j < 4 && j0 + j < rank; j++) {
+  const size_t j0 = piece * blockIdx.y + j_offset;
+  for (size_t j = 0; j < 2 && j0 + j < rank; j++) {
     if (up) {
-      for (size_t e = 0; e < 4 && c + e < shape.scores(); e++)
-        out.up[(slice * shape.scores() + c + e) * rank + j0 + j] = chain[j][e];
+      for (size_t e = 0; e < 4 && c + e < scores_of_row; e++)
+        out.up[(slice * scores_of_row + c + e) * rank + j0 + j] = chain[j][e];
     } else if (c < C) {
       const Quad q = {{chain[j][0], chain[j][1], chain[j][2], chain[j][3]}};
       store_quad(out.down + (slice * rank + j0 + j) * C, c, C, q);
@@ -109,16 +158,15 @@ __global__ void __launch_bounds__(gated_norm::threads)
   }
 }
 
-void gated_norm_columns(const GatedNormSlices& out, ConstReals x, ConstReals dy, const float* low, const float* dlow,
+void gated_norm_columns(const GatedNormSlices& out, ConstReals x, ConstReals dy, const float* a, const float* dlow,
                         const float* dscores, const float* r, const GatedNormWeights& weights, const float* up_t,
                         const GatedNormShape& shape, Context& ctx) {
-  const size_t ranks = ceil_div(shape.rank, 16);
-  const size_t blocks = ceil_div(shape.N, matmul_slice) * ceil_div(shape.C, gated_norm::chunk);
+  const size_t blocks = ceil_div(shape.N, matmul_slice) * ceil_div(shape.C, gated_norm::DownColumns::width);
+  const size_t ranks = ceil_div(shape.rank, gated_norm::piece);
   with_storage(x, [&](auto stored) {
     using S = decltype(stored);
-    launch(gated_norm_columns_kernel<S>, dim3(grid_of(blocks).x, unsigned(ranks)), gated_norm::threads,
-           2 * gated_norm::rows * 16 * ranks * sizeof(float), ctx, out, x.as<S>(), dy.as<S>(), low, dlow, dscores, r,
-           weights, up_t, shape);
+    launch(gated_norm_columns_kernel<S>, dim3(grid_of(blocks).x, unsigned(ranks)), gated_norm::threads, 0, ctx, out,
+           x.as<S>(), dy.as<S>(), a, dlow, dscores, r, weights, up_t, shape);
   });
 }
 

@@ -145,9 +145,12 @@ struct JoinedRows {
 
   __device__ Quad first(size_t row, size_t i) const {
     // Without x, -0: v + -0 is v for every v.
-    Quad q = in.x ? load_quad(in.x + row * C, i, C) : Quad{{-0.0f, -0.0f, -0.0f, -0.0f}};
-    if (!in.branch) return q;
-    const Quad b = load_quad(in.branch + row * C, i, C), keep = dropout_quad(in.join.dropout, row, i, C);
+    const Quad q = in.x ? load_quad(in.x + row * C, i, C) : Quad{{-0.0f, -0.0f, -0.0f, -0.0f}};
+    return in.branch ? join(row, i, q, load_quad(in.branch + row * C, i, C)) : q;
+  }
+  // The sum of q and b, as it is stored.
+  __device__ Quad join(size_t row, size_t i, Quad q, Quad b) const {
+    const Quad keep = dropout_quad(in.join.dropout, row, i, C);
     for (int k = 0; k < 4; k++) q.v[k] = join_element(q.v[k], b.v[k], keep.v[k], in.join);
     store_quad(sum + row * C, i, C, q);
     return stored_quad<S>(q);
