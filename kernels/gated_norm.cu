@@ -145,17 +145,19 @@ IN_FLOAT_AND_DOUBLE(gated_norm_general_backward_ref);
 //
 // One by one, the five steps would send n, z, dn and dz over the bus again and again. A row needs no other row until
 // the gradients of parameters, so one kernel takes 16 rows through all steps, and n and z are computed again wherever
-// they are wanted: arithmetic is cheaper than the bus. Arrays of (N,C) that cross it, with a branch and a score for
-// every element:
+// they are wanted. dn is not: three passes want it, and each time it would be two expands and an activation, some 60
+// instructions an element where a load is one of a quarter. So it waits in scratch memory, as floats. Arrays of (N,C)
+// that cross the bus, with a branch and a score for every element:
 //
 //                         here                                   the operations one by one
 //   forward               x0, branch; sum, y             4       x0, branch, sum, y, n 3 times, z twice         9
-//   backward, by rows     x, dy, dresidual; dx           4
-//   backward, by columns  x, dy, for every 16 of a rank  2
-//   backward              both                           6       dy, dresidual, dx, x twice, n twice, z,
+//   backward, by rows     x, dy, dresidual; dx, dn       5
+//   backward, by columns  x, dy, dn, for every 16 of
+//                         a rank                         3
+//   backward              both                           8       dy, dresidual, dx, x twice, n twice, z,
 //                                                                dn 5 times, dz 3 times                        16
 //
-// (x0 is the stream before the join. A block reads its rows once or twice more, from the caches.)
+// (x0 is the stream before the join. A block reads its rows, and dn, once or twice more, from the caches.)
 // kernels/gated_norm.cuh draws the 16 rows and says what expand and contract are. Gradients of parameters are sums over
 // rows, and need every row: kernels/gated_norm_columns.cu.
 
@@ -219,21 +221,9 @@ __global__ void __launch_bounds__(gated_norm::threads, 4)
   for (size_t c = block.column_offset(); c < C; c += AlongRows::width) {
     const Patch n = block.n(block.unit(block.load(x, c)), c);
     const Patch s = scores(shape.op, block.expand(a, up_t, shape.scores(), c));
-#pragma unroll
-    for (unsigned k = 0; k < 4; k++) {
-      Quad q;
-      for (int e = 0; e < 4; e++) q.v[e] = gate_y(shape.op, n.row[k].v[e], s.row[k].v[e]);
-      if (k < block.count) store_quad(y + (block.row0 + k) * C, c, C, q);
-    }
+    block.store(y, c, patch([&](int k, int e) { return gate_y(shape.op, n.row[k].v[e], s.row[k].v[e]); }));
   }
 }
-
-// What the kernel along the rows leaves for the one down the columns.
-struct GatedNormLeft {
-  float *a, *dlow;  // (rank,N)
-  float* dscores;   // (N): with one score for a row, dz
-  float* row_sums;  // (N): the rows' shares of dalpha, of DyT
-};
 
 template <class S>
 __global__ void __launch_bounds__(gated_norm::threads, 3)
@@ -258,23 +248,30 @@ __global__ void __launch_bounds__(gated_norm::threads, 3)
   __syncthreads();  // a is whole
   const auto z = [&](size_t c) { return block.expand(a, up_t, scores_of_row, c); };
 
-  // 5 and 4: dz, and from it da = dz W_up into total.
+  // 5 and 4: dy*s, of dn, waits in memory; dz, and from it da = dz W_up into total.
+  Patch s, slope;
+  const auto store_through_gate = [&](size_t c, const Patch& d) {
+    block.store(left.dn, c, patch([&](int k, int e) { return d.row[k].v[e] * gate_dy_dx(op, s.row[k].v[e]); }));
+  };
   if (scores_of_row == C) {
     block.contract(total, da_chains, up_t, [&](size_t c) {
-      const Patch x = block.load(in.x, c), d = block.load(dy, c), slope = slopes(op, z(c));
+      const Patch x = block.load(in.x, c), d = block.load(dy, c);
+      scores_and_slopes(s, slope, op, z(c));
+      store_through_gate(c, d);
       const Patch n = block.n(block.unit(x), c);
       return patch([&](int k, int e) { return d.row[k].v[e] * gate_dy_ds(op, n.row[k].v[e]) * slope.row[k].v[e]; });
     });
   } else {
     // One score for a row: its gradient is the row's sum of dy*n, which a warp makes alone, and da has one term.
+    scores_and_slopes(s, slope, op, z(0));
     float chain[4][4] = {};
     for (size_t c = block.column_offset(); c < C; c += AlongRows::width) {
       const Patch n = block.n(block.unit(block.load(in.x, c)), c), d = block.load(dy, c);
       each_element([&](int k, int e) {
         if (c + e < C) chain[k][e] = fused(d.row[k].v[e], gate_dy_ds(op, n.row[k].v[e]), chain[k][e]);
       });
+      store_through_gate(c, d);
     }
-    const Patch slope = slopes(op, z(0));
 #pragma unroll
     for (unsigned k = 0; k < 4; k++) {
       const float dz = warp_chains_sum(chain[k]) * slope.row[k].v[0];
@@ -296,25 +293,35 @@ __global__ void __launch_bounds__(gated_norm::threads, 3)
   __syncthreads();
 
   // 2 and 1: dn = dy*s + dlow W_down, and from it dx. RMSNorm's dx waits for the mean over the row, so it takes two
-  // passes and computes dn in both; in the second the sum is made again, and not used. DyT's does not wait: it leaves
-  // in the pass that adds up dalpha.
+  // passes, of which the second finds dn in a cache; in it the sum is made again, and not used. DyT's does not wait: it
+  // leaves in the pass that adds up dalpha.
   float mean[4] = {};
   for (int pass = rms ? 0 : 1; pass < 2; pass++) {
     float chain[4][4] = {};
     for (size_t c = block.column_offset(); c < C; c += AlongRows::width) {
-      const Patch x = block.load(in.x, c), d = block.load(dy, c), s = scores(op, z(c));
-      const Patch by_low = block.expand(dlows, weights.down, C, c), unit = block.unit(x);
+      const Patch x = block.load(in.x, c);
+      Patch dn = block.load(left.dn, c);
+      if (pass == 0 || !rms) {
+        const Patch by_low = block.expand(dlows, weights.down, C, c);
+        each_element([&](int k, int e) { dn.row[k].v[e] = dn.row[k].v[e] + by_low.row[k].v[e]; });
+        block.store(left.dn, c, dn);
+      }
+      const Patch unit = block.unit(x);
       const Quad w = load_quad(weights.w, c, C);
-      const Patch through_norm = patch([&](int k, int e) {
-        const float u = unit.row[k].v[e], dn = d.row[k].v[e] * gate_dy_dx(op, s.row[k].v[e]) + by_low.row[k].v[e];
-        const float g = block.norm.g(dn, u, w.v[e]);
+      Patch through_norm = patch([&](int k, int e) {
+        const float u = unit.row[k].v[e], g = block.norm.g(dn.row[k].v[e], u, w.v[e]);
         if (c + e < C) chain[k][e] = block.norm.add_to_row(chain[k][e], g, u, x.row[k].v[e]);
         return block.norm.dx(g, u, mean[k], block.r[k]);
       });
+      if (pass == 0) continue;
+      if (in.dresidual) {
+        const Patch other = block.load(in.dresidual, c);
+        each_element([&](int k, int e) { through_norm.row[k].v[e] = other.row[k].v[e] + through_norm.row[k].v[e]; });
+      }
 #pragma unroll
       for (unsigned k = 0; k < 4; k++)
-        if (pass == 1 && k < block.count)
-          JoinedGradient<S>{dx, dbranch, in, C}.store(block.row0 + k, c, through_norm.row[k], x.row[k]);
+        if (k < block.count)
+          JoinedGradient<S>{dx, dbranch, in, C}.store_sum(block.row0 + k, c, through_norm.row[k], x.row[k]);
     }
 #pragma unroll
     for (unsigned k = 0; k < 4; k++) {
@@ -379,6 +386,7 @@ struct GatedNormBackwardScratch {
     take(slices.up, product_slices * s.scores() * s.rank);
     take(slices.w, column_sums);
     take(up_t, s.scores() * s.rank);
+    take(left.dn, s.N * s.C);
     take(left.a, s.N * s.rank);
     take(left.dlow, s.N * s.rank);
     take(left.dscores, s.N);
@@ -421,7 +429,7 @@ void gated_norm_backward(Reals dx, Reals dbranch, const GatedNormGradients& grad
            3 * rows * rank * sizeof(float), ctx, dx.as<S>(), dbranch.as<S>(), s.left, dy.as<S>(), in.as<S>(), low, r,
            weights, s.up_t, shape);
   });
-  gated_norm_columns(s.slices, in.x, dy, s.left.a, s.left.dlow, s.left.dscores, r, weights, s.up_t, shape, ctx);
+  gated_norm_columns(s.slices, in.x, dy, s.left, r, weights, s.up_t, shape, ctx);
 
   const size_t product_slices = ceil_div(N, matmul_slice), column_slices = ceil_div(N, column_slice);
   matmul_add_slices(gradients.down, s.slices.down, product_slices, rank * C, ctx);

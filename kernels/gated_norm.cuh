@@ -97,6 +97,16 @@ __device__ inline Patch load_patch(const S* p, unsigned count, size_t c, size_t 
   return q;
 }
 
+template <class S>
+__device__ inline void store_patch(S* p, unsigned count, size_t c, size_t C, const Patch& q) {
+  if (count == 4 && c < C && C % 4 == 0) {
+    for (unsigned k = 0; k < 4; k++) store_quad<true>(p + k * C, c, C, q.row[k]);
+  } else {
+    for (unsigned k = 0; k < 4; k++)
+      if (k < count) store_quad<false>(p + k * C, c, C, q.row[k]);
+  }
+}
+
 // How many of the four from `first` on are below `end`.
 __device__ inline unsigned count_of_four(size_t first, size_t end) {
   return first >= end ? 0 : end - first < 4 ? unsigned(end - first) : 4;
@@ -168,6 +178,10 @@ struct Tile {
   template <class S>
   __device__ Patch load(const S* p, size_t c) const {
     return load_patch(p + row0 * shape.C, count, c, shape.C);
+  }
+  template <class S>
+  __device__ void store(S* p, size_t c, const Patch& q) const {
+    store_patch(p + row0 * shape.C, count, c, shape.C, q);
   }
   __device__ Patch unit(const Patch& x) const {
     const auto all = [&](bool rms) {  // a constant in each call: one choice of the norm, not one for each element
@@ -283,14 +297,20 @@ static_assert(AlongRows::rows * piece == 2 * threads && AlongRows::rows == piece
 
 // ---- kernels/gated_norm_columns.cu
 
+// What the kernel along the rows leaves for it.
+struct GatedNormLeft {
+  float *a, *dlow;  // (rank,N)
+  float* dn;        // (N,C)
+  float* dscores;   // (N): with one score for a row, dz
+  float* row_sums;  // (N): the rows' shares of dalpha, of DyT; not for it
+};
 // Where it leaves the sums of slices: of 1024 rows for dW_up and dW_down, of 128 rows for dw and db.
 struct GatedNormSlices {
   float *up, *down;  // (slices,scores,rank), (slices,rank,C)
   float *w, *b;      // (slices,C); b null: RMSNorm
 };
-// a and dlow (rank,N)
-void gated_norm_columns(const GatedNormSlices& out, ConstReals x, ConstReals dy, const float* a, const float* dlow,
-                        const float* dscores, const float* r, const GatedNormWeights& weights, const float* up_t,
-                        const GatedNormShape& shape, Context& ctx);
+void gated_norm_columns(const GatedNormSlices& out, ConstReals x, ConstReals dy, const GatedNormLeft& left,
+                        const float* r, const GatedNormWeights& weights, const float* up_t, const GatedNormShape& shape,
+                        Context& ctx);
 
 }  // namespace gated

@@ -7,12 +7,12 @@
 // The kernel leaves the sums of slices; gated_norm_backward adds them. Slices of their own for every block change no
 // bit, because the order of these sums is made of slices anyway.
 //
-// n, z, dz and dn of (N,C) were never stored. The kernel computes them again from x, dy, a and dlow, which the kernel
-// along the rows has left, and all four gradients take what they want of them:
+// n, z and dz of (N,C) were never stored. The kernel computes them again from x, dy and a. dn, a and dlow are what the
+// kernel along the rows has left. All four gradients take what they want of them:
 //
 //                columns c0..c0+31
 //              +-------------------+
-//   64 rows    | unit  n   dz  dn  |   four tiles in shared memory, computed by patches as gated_norm.cuh draws them
+//   64 rows    | unit  n   dz  dn  |   four tiles in shared memory, made by patches as gated_norm.cuh draws them
 //              +-------------------+
 //               | | | |                then read by columns: every thread goes down the 64 rows
 //   64 more     v v v v
@@ -28,7 +28,7 @@
 //
 // Threads 0 to 31 also carry dw of a column each, and threads 32 to 63 db. Blocks are no wider than a line of the cache,
 // 32 floats, because a GPU has many multiprocessors and a slice is as high as it is: 4096 rows of 2048 columns are 256
-// blocks. The bus: x and dy, once for every 16 of the rank.
+// blocks. The bus: x, dy and dn, once for every 16 of the rank.
 // twins: kernels/cpu/gated_norm_cpu.cpp
 // tests/test_gated_norm.cpp
 #include "core/launch.cuh"
@@ -38,21 +38,18 @@ namespace gated {
 
 template <class S>
 __global__ void __launch_bounds__(gated_norm::threads)
-    gated_norm_columns_kernel(GatedNormSlices out, const S* x, const S* dy, const float* a, const float* dlow,
-                              const float* dscores, const float* r, GatedNormWeights weights, const float* up_t,
-                              GatedNormShape shape) {
+    gated_norm_columns_kernel(GatedNormSlices out, const S* x, const S* dy, GatedNormLeft left, const float* r,
+                              GatedNormWeights weights, const float* up_t, GatedNormShape shape) {
   using namespace gated_norm;
   constexpr unsigned rows = DownColumns::rows, width = DownColumns::width, pitch = DownColumns::pitch;
   STATIC_SHARED(float, units, [rows * pitch]);
   STATIC_SHARED(float, ns, [rows * pitch]);
   STATIC_SHARED(float, dzs, [rows * pitch]);
   STATIC_SHARED(float, dns, [rows * pitch]);
-  // Of 16 j: [j][row], and W_up and W_down of the block's columns, [j][column]. Zeros after the rank, whose chains are
-  // not kept.
+  // Of 16 j: [j][row], and W_up of the block's columns, [j][column]. Zeros after the rank, whose chains are not kept.
   STATIC_SHARED(float, as, [piece * rows]);
   STATIC_SHARED(float, dlows, [piece * rows]);
   STATIC_SHARED(float, ups, [piece * width]);
-  STATIC_SHARED(float, downs, [piece * width]);
   const size_t N = shape.N, C = shape.C, rank = shape.rank, scores_of_row = shape.scores();
   const GateOp op = shape.op;
   const unsigned across = unsigned((C + width - 1) / width), slice = blockIdx.x / across;
@@ -64,18 +61,20 @@ __global__ void __launch_bounds__(gated_norm::threads)
     for (unsigned i = 4 * threadIdx.x; i < piece * rows; i += 4 * threads) {
       const size_t j = j1 + i / rows, row = first + i % rows;
       const bool exists = j < rank && row < N;
-      store_quad<true>(as, i, piece * rows, exists ? load_quad(a + j * N, row, N) : Quad{});
-      store_quad<true>(dlows, i, piece * rows, exists ? load_quad(dlow + j * N, row, N) : Quad{});
+      store_quad<true>(as, i, piece * rows, exists ? load_quad(left.a + j * N, row, N) : Quad{});
+      store_quad<true>(dlows, i, piece * rows, exists ? load_quad(left.dlow + j * N, row, N) : Quad{});
     }
   };
-  const auto load_W = [&](size_t j1) {
+  const auto load_up = [&](size_t j1) {
     static_assert(piece * width == 4 * threads);
     const size_t i = 4 * threadIdx.x, j = j1 + i / width;
     const bool exists = j < rank && c < C;
     const float* const of_up = up_t + j * scores_of_row;
     const bool one = scores_of_row < C;  // score for a row: all columns have it
-    store_quad<true>(ups, i, piece * width, !exists ? Quad{} : one ? Quad{{*of_up, *of_up, *of_up, *of_up}} : load_quad(of_up, c, C));
-    store_quad<true>(downs, i, piece * width, exists ? load_quad(weights.down + j * C, c, C) : Quad{});
+    store_quad<true>(ups, i, piece * width,
+                     !exists ? Quad{}
+                     : one   ? Quad{{*of_up, *of_up, *of_up, *of_up}}
+                             : load_quad(of_up, c, C));
   };
 
   float chain[2][4] = {}, column_sum = 0;
@@ -85,35 +84,29 @@ __global__ void __launch_bounds__(gated_norm::threads)
     const size_t first = start + above;
     DownColumns block(shape, weights, first);
     block.load_r(r);
-    const Patch xs = block.load(x, c), d = block.load(dy, c);
+    const Patch unit = block.unit(block.load(x, c)), d = block.load(dy, c);
+    block.store(dns, block.load(left.dn, c));
 
     // By patches: what the kernel along the rows computed.
-    Patch z = {}, by_low = {};
+    Patch z = {};
     for (size_t j1 = 0; j1 < rank; j1 += piece) {
-      if (above == 0 || rank > piece) load_W(j1);
+      if (above == 0 || rank > piece) load_up(j1);
       load_values(j1, first);
-      __syncthreads();  // all four are whole
-      const unsigned ranks = rank - j1 < piece ? unsigned(rank - j1) : piece;
-      const auto w = [&](const float* W) {
-        return [=](size_t j) { return load_quad<true>(W + j * width, DownColumns::column_offset(), width); };
-      };
-      block.expand<4>(z, as, ranks, w(ups));
-      block.expand<4>(by_low, dlows, ranks, w(downs));
+      __syncthreads();  // all are whole
+      block.expand<4>(z, as, rank - j1 < piece ? unsigned(rank - j1) : piece, [&](unsigned j) {
+        return load_quad<true>(ups + j * width, DownColumns::column_offset(), width);
+      });
       if (rank > piece) __syncthreads();  // all have read them
     }
     if (rank > piece) load_values(piece * blockIdx.y, first);
 
-    const Patch unit = block.unit(xs), n = block.n(unit, c);
+    const Patch n = block.n(unit, c), slope = slopes(op, z);
     block.store(units, unit);
     block.store(ns, n);
-    Patch s, slope;
-    scores_and_slopes(s, slope, op, z);
     block.store(dzs, patch([&](int k, int e) {
-                  if (scores_of_row < C) return k < int(block.count) ? dscores[block.row0 + k] : 0.0f;
+                  if (scores_of_row < C) return k < int(block.count) ? left.dscores[block.row0 + k] : 0.0f;
                   return d.row[k].v[e] * gate_dy_ds(op, n.row[k].v[e]) * slope.row[k].v[e];
                 }));
-    block.store(
-        dns, patch([&](int k, int e) { return d.row[k].v[e] * gate_dy_dx(op, s.row[k].v[e]) + by_low.row[k].v[e]; }));
     __syncthreads();  // the tiles are whole
 
     // By columns. Rows past the last are left out, not added as zeros: fused(0, 0, -0) is +0.
@@ -158,15 +151,15 @@ __global__ void __launch_bounds__(gated_norm::threads)
   }
 }
 
-void gated_norm_columns(const GatedNormSlices& out, ConstReals x, ConstReals dy, const float* a, const float* dlow,
-                        const float* dscores, const float* r, const GatedNormWeights& weights, const float* up_t,
-                        const GatedNormShape& shape, Context& ctx) {
+void gated_norm_columns(const GatedNormSlices& out, ConstReals x, ConstReals dy, const GatedNormLeft& left,
+                        const float* r, const GatedNormWeights& weights, const float* up_t, const GatedNormShape& shape,
+                        Context& ctx) {
   const size_t blocks = ceil_div(shape.N, matmul_slice) * ceil_div(shape.C, gated_norm::DownColumns::width);
   const size_t ranks = ceil_div(shape.rank, gated_norm::piece);
   with_storage(x, [&](auto stored) {
     using S = decltype(stored);
     launch(gated_norm_columns_kernel<S>, dim3(grid_of(blocks).x, unsigned(ranks)), gated_norm::threads, 0, ctx, out,
-           x.as<S>(), dy.as<S>(), a, dlow, dscores, r, weights, up_t, shape);
+           x.as<S>(), dy.as<S>(), left, r, weights, up_t, shape);
   });
 }
 

@@ -171,11 +171,15 @@ struct JoinedGradient {
     store(row, i, d, join_of(in).clip_sum < INFINITY ? load_quad(in.x + row * C, i, C) : Quad{});
   }
   __device__ void store(size_t row, size_t i, Quad d, Quad x) const {
-    const Join join = join_of(in);
     if (in.dresidual) {
       const Quad other = load_quad(in.dresidual + row * C, i, C);
       for (int k = 0; k < 4; k++) d.v[k] = other.v[k] + d.v[k];
     }
+    store_sum(row, i, d, x);
+  }
+  // d: with dresidual.
+  __device__ void store_sum(size_t row, size_t i, Quad d, Quad x) const {
+    const Join join = join_of(in);
     for (int k = 0; k < 4; k++) d.v[k] = clip_gradient(d.v[k], x.v[k], join.clip_sum);
     store_quad(dx + row * C, i, C, d);
     if (!dbranch) return;
