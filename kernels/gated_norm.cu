@@ -249,20 +249,21 @@ __global__ void __launch_bounds__(gated_norm::threads, 3)
   const auto z = [&](size_t c) { return block.expand(a, up_t, scores_of_row, c); };
 
   // 5 and 4: dy*s, of dn, waits in memory; dz, and from it da = dz W_up into total.
-  Patch s, slope;
-  const auto store_through_gate = [&](size_t c, const Patch& d) {
+  const auto store_through_gate = [&](size_t c, const Patch& d, const Patch& s) {
     block.store(left.dn, c, patch([&](int k, int e) { return d.row[k].v[e] * gate_dy_dx(op, s.row[k].v[e]); }));
   };
   if (scores_of_row == C) {
     block.contract(total, da_chains, up_t, [&](size_t c) {
       const Patch x = block.load(in.x, c), d = block.load(dy, c);
+      Patch s, slope;
       scores_and_slopes(s, slope, op, z(c));
-      store_through_gate(c, d);
+      store_through_gate(c, d, s);
       const Patch n = block.n(block.unit(x), c);
       return patch([&](int k, int e) { return d.row[k].v[e] * gate_dy_ds(op, n.row[k].v[e]) * slope.row[k].v[e]; });
     });
   } else {
     // One score for a row: its gradient is the row's sum of dy*n, which a warp makes alone, and da has one term.
+    Patch s, slope;
     scores_and_slopes(s, slope, op, z(0));
     float chain[4][4] = {};
     for (size_t c = block.column_offset(); c < C; c += AlongRows::width) {
@@ -270,7 +271,7 @@ __global__ void __launch_bounds__(gated_norm::threads, 3)
       each_element([&](int k, int e) {
         if (c + e < C) chain[k][e] = fused(d.row[k].v[e], gate_dy_ds(op, n.row[k].v[e]), chain[k][e]);
       });
-      store_through_gate(c, d);
+      store_through_gate(c, d, s);
     }
 #pragma unroll
     for (unsigned k = 0; k < 4; k++) {

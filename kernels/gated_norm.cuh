@@ -1,9 +1,9 @@
 // gated_norm: the tile. What the kernels along the rows (kernels/gated_norm.cu) and down the columns
 // (kernels/gated_norm_columns.cu) are made of: who owns which element, and the two products between columns and rank.
 //
-// A thread has a Patch: four neighbouring columns of four neighbouring rows. The 128 threads of a block lie side by side
-// over a tile and, where it ends, below each other. Along the rows it is 128 columns wide, so that a warp has whole rows;
-// the block walks along them, tile by tile:
+// A thread has a Patch: four neighbouring columns of four neighbouring rows. The 128 threads of a block lie side by
+// side over a tile and, where it ends, below each other. Along the rows it is 128 columns wide, so that a warp has
+// whole rows; the block walks along them, tile by tile:
 //
 //   columns      0..3     4..7    ...   124..127     128..131   ...
 //   rows 0..3    lane 0   lane 1   ...   lane 31      lane 0     ...     warp 0
@@ -22,15 +22,15 @@
 // For one j a thread reads a Quad of each, and multiplies all pairs: 16 multiply-adds.
 //
 // A product from the columns to the rank, such as low = n W_down^T, is a "contract". An output is a chain over all
-// columns in ascending order, but the columns of a row are spread over 32 lanes. So they go through shared memory, and so
-// does W, for 16 of the rank at a time. A thread takes one j and two rows through the tile, column by column. Between
-// tiles its two chains wait in shared memory:
+// columns in ascending order, but the columns of a row are spread over 32 lanes. So they go through shared memory, and
+// so does W, for 16 of the rank at a time. A thread takes one j and two rows through the tile, column by column.
+// Between tiles its two chains wait in shared memory:
 //   contract    out[row][j] = chain over c of tile[row][c] * W[j][c], in slices of 1024 columns (kernels/matmul.cu)
 // Two rows for a thread, because one number of W then serves two multiply-adds.
 //
-//   registers (patch of n)  -->  tile     16 rows x 128 columns  \
-//   registers (patch of W)  -->  W_tile   16 j    x 128 columns   - barrier -- contract --> chains [j][row] -- barrier,
-//                                                                /                                         next tile
+//   registers, patch of n  -->  tile    16 rows by 128 columns  |
+//                                                               |- barrier - contract - barrier, the next tile
+//   registers, patch of W  -->  W_tile  16 j by 128 columns     |
 #pragma once
 #include "core/reduce.cuh"
 #include "kernels/gate.cuh"

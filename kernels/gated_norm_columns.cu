@@ -26,9 +26,9 @@
 //
 //   a half has 8 x 4 = 32 columns and 8 x 2 = 16 of the rank
 //
-// Threads 0 to 31 also carry dw of a column each, and threads 32 to 63 db. Blocks are no wider than a line of the cache,
-// 32 floats, because a GPU has many multiprocessors and a slice is as high as it is: 4096 rows of 2048 columns are 256
-// blocks. The bus: x, dy and dn, once for every 16 of the rank.
+// Threads 0 to 31 also carry dw of a column each, and threads 32 to 63 db. Blocks are no wider than a line of the
+// cache, 32 floats, because a GPU has many multiprocessors and a slice is as high as it is: 4096 rows of 2048 columns
+// are 256 blocks. The bus: x, dy and dn, once for every 16 of the rank.
 // twins: kernels/cpu/gated_norm_cpu.cpp
 // tests/test_gated_norm.cpp
 #include "core/launch.cuh"
