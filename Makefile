@@ -146,7 +146,7 @@ OWN_CODE_TESTS := $(call tests_with,__global__|planted_bugs.cuh|core/(simd|mma_l
 # What holds kernels is run again under both watchers; what depends on the CPU's vectors, on narrower ones.
 # (a test may have its cases in a header)
 CASES := $(subst $(space),|,on_every_device $(shell grep -l on_every_device $(filter-out tests/harness.h,$(wildcard tests/*.h))))
-KERNEL_TESTS := $(call tests_with,$(CASES)) test_simt test_planted_bugs test_wgmma
+KERNEL_TESTS := $(call tests_with,$(CASES)) test_simt test_planted_bugs test_wgmma test_tma
 # What reads files of others, and ranks that are threads, go under the sanitizers as well.
 FOREIGN_TESTS := test_from_matrix test_hf_config test_tokenizer test_ranks
 VECTOR_TESTS := test_math test_mma test_matmul test_matmul_bf16 test_grouped_matmul test_attention test_attention_bf16 test_gated_delta test_gated_delta_chunk test_gated_delta_bf16 test_golden

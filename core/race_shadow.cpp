@@ -64,10 +64,11 @@ Word& word_at(uintptr_t address) {
 // knows the accesses of the others.
 struct Clock {
   uint32_t now;
-  uint32_t block;             // the last block barrier: known are all accesses of the block up to it
-  uint32_t warp[32];          // the last collective of all lanes of a warp
-  uint32_t lane[32][32][32];  // [warp][lane][other lane]: the same after collectives of some lanes
-  uint32_t some_lanes[32];    // [warp]: the last of these collectives
+  uint32_t block;              // the last block barrier: known are all accesses of the block up to it
+  uint32_t warp[32];           // the last collective of all lanes of a warp
+  uint32_t lane[32][32][32];   // [warp][lane][other lane]: the same after collectives of some lanes
+  uint32_t some_lanes[32];     // [warp]: the last of these collectives
+  std::vector<Known> learned;  // [thread][other thread]: from mbarriers; empty where there was none
 };
 Clock clock_;
 uint32_t block_serial, first_block;  // this block; the first of the launch
@@ -125,6 +126,7 @@ bool is_shared(uintptr_t address) {
 bool ordered_before_now(const Access& a, bool shared) {
   if (a.block != block_serial) return shared || a.block < first_block;
   if (a.thread == current.thread || a.time <= clock_.block) return true;
+  if (!clock_.learned.empty() && a.time <= clock_.learned[current.thread][a.thread]) return true;
   const unsigned w = current.thread / 32;
   return a.thread / 32 == w &&
          (a.time <= clock_.warp[w] ||
@@ -291,6 +293,27 @@ void warp_synced(unsigned w, unsigned lanes) {
     }
   for (unsigned l = 0; l < 32; l++)
     if (lanes >> l & 1) std::copy(known, known + 32, clock_.lane[w][l]);
+}
+
+// What a thread knows through its warp goes on with what it knows of others.
+void tells(Known& to) {
+  constexpr unsigned most = 1024;
+  if (clock_.learned.empty()) clock_.learned.assign(most, Known(most));
+  to.resize(most);
+  const Known& mine = clock_.learned[current.thread];
+  for (unsigned other = 0; other < most; other++) to[other] = std::max(to[other], mine[other]);
+  const unsigned w = current.thread / 32, lane = current.thread % 32;
+  for (unsigned other = 0; other < 32; other++) {
+    uint32_t& known = to[32 * w + other];
+    known = std::max({known, clock_.warp[w], clock_.lane[w][lane][other]});
+  }
+  to[current.thread] = clock_.now++;
+}
+
+void learns(const Known& from) {
+  if (from.empty()) return;
+  Known& mine = clock_.learned[current.thread];
+  for (size_t other = 0; other < from.size(); other++) mine[other] = std::max(mine[other], from[other]);
 }
 
 std::vector<std::string> launch_ends() {

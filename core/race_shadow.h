@@ -6,7 +6,9 @@
 // keep the last accesses: who (block, thread), when, which bytes, read or write, atomic or not, from which
 // line. Reported are
 //   - two accesses by two threads to one byte, one of them a write, not both atomic, with no __syncthreads
-//     between and, within a warp, no __syncwarp that both lanes took part in (a shuffle orders no memory);
+//     between and, within a warp, no __syncwarp that both lanes took part in (a shuffle orders no memory), and of
+//     which no mbarrier says that one came before the other: the first thread arrived there after its access, and the
+//     second passed that phase before its own;
 //   - the same between two blocks of one launch, which nothing orders (shared memory is each block's own);
 //   - a read of shared memory, static or dynamic, that no thread of the block has written;
 //   - an access past the dynamic shared memory that the launch asked for.
@@ -33,6 +35,9 @@
 
 namespace simt::shadow {
 
+// What a barrier passes on: of each thread, up to what time its accesses are known.
+using Known = std::vector<uint32_t>;
+
 #ifdef SIMT_RACE_SHADOW
 // What the runtime tells: a launch begins, with its dynamic shared memory, which is the front of a larger piece; a
 // block begins; which thread goes on, to be recorded, and its stack, which is its own business; whether to record what
@@ -43,6 +48,8 @@ void runs(unsigned thread, const void* stack, size_t stack_bytes);
 void record(bool on);
 void block_synced();
 void warp_synced(unsigned warp, unsigned lanes);
+void tells(Known&);         // the thread that runs arrives at an mbarrier
+void learns(const Known&);  // it has passed one
 std::vector<std::string> launch_ends();
 
 // Where one is set, it hears of each access of a kernel to memory that is not shared: where, how many bytes, whether it
@@ -56,6 +63,8 @@ inline void runs(unsigned, const void*, size_t) {}
 inline void record(bool) {}
 inline void block_synced() {}
 inline void warp_synced(unsigned, unsigned) {}
+inline void tells(Known&) {}
+inline void learns(const Known&) {}
 inline std::vector<std::string> launch_ends() {
   return {};
 }

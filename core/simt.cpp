@@ -20,6 +20,7 @@
 
 #include "core/check.h"
 #include "core/race_shadow.h"
+#include "core/simt_mbarrier.h"
 #include "core/source_line.h"
 
 // (g++ and clang say in different ways that AddressSanitizer watches a build.)
@@ -156,7 +157,18 @@ Fiber* take_fiber() {
 
 constexpr unsigned max_threads = 1024, max_warps = max_threads / warpSize;
 
-enum class State : uint8_t { runnable, at_barrier, at_collective, returned };
+enum class State : uint8_t { runnable, at_barrier, at_collective, at_mbarrier, returned };
+
+struct Mbarrier {
+  gated::MbarrierCount count;
+  struct Copy {
+    unsigned char* to;
+    gated::TmaMatrix from;
+    int x, y;
+  };
+  std::vector<Copy> copies;      // that have not arrived, oldest first
+  shadow::Known gathered, over;  // from those who arrived in this phase, and in the one before
+};
 
 struct Thread {
   uint3 index;
@@ -170,6 +182,9 @@ struct Thread {
   unsigned mask;
   void* record;
   Combine combine;
+  // at an mbarrier:
+  const Mbarrier* mbarrier;
+  unsigned parity;
 };
 
 struct Warp {
@@ -244,7 +259,8 @@ struct Block {
   void* argument;
   size_t dynamic_bytes;
   std::vector<StaticArray> static_arrays;  // those that threads of this launch have come past
-  std::string fault;                       // what ended it; empty while all is well
+  std::map<const void*, Mbarrier> mbarriers;
+  std::string fault;  // what ended it; empty while all is well
 };
 Block block;
 std::atomic<bool> running;
@@ -341,6 +357,9 @@ std::string who_waits_where() {
       where = format("at a block barrier in %s:%d%s", t.at.file, t.at.line, calls_of(t).c_str());
     if (t.state == State::at_collective)
       where = format("at a warp collective of lanes 0x%08x in %s:%d", t.mask, t.at.file, t.at.line);
+    if (t.state == State::at_mbarrier)
+      where = format("at an mbarrier in its phase %u, for one of parity %u, in %s:%d", t.mbarrier->count.phase(),
+                     t.parity, t.at.file, t.at.line);
     auto group = std::find_if(groups.begin(), groups.end(), [&](const auto& g) { return g.first == where; });
     if (group == groups.end()) group = groups.insert(group, {where, {}});
     group->second.push_back(i);
@@ -358,7 +377,38 @@ void give_up(const std::string& what) {
 
 // ---- waiting and going on
 
+// Of those who wait there, lets go whoever may. `before`: its phase was that when something came.
+void pass_mbarrier(Mbarrier& b, unsigned before) {
+  if (b.count.phase() == before) return;
+  b.over = std::exchange(b.gathered, {});
+  for (Thread* t = block.threads; t != block.threads + block.size; t++)
+    if (t->state == State::at_mbarrier && t->mbarrier == &b && b.count.is_over(t->parity)) make_runnable(*t);
+}
+
+void require_allowed(const char* wrong, Place at) {
+  if (wrong) fail("%s, at %s:%d", wrong, at.file, at.line);
+}
+
+// Nobody can go on: the copies that somebody waits for arrive, and nothing else.
+void land_copies() {
+  shadow::record(false);
+  for (auto& [address, b] : block.mbarriers) {
+    if (!b.count.awaits_bytes_alone()) continue;
+    const unsigned phase = b.count.phase();
+    for (const Mbarrier::Copy& copy : std::exchange(b.copies, {})) {
+      gated::tma_copy_box(copy.from, copy.x, copy.y, [&](uint32_t place, uint64_t source, uint32_t elements) {
+        memset(copy.to + place, 0, 16);
+        memcpy(copy.to + place, reinterpret_cast<const void*>(source), elements * sizeof(gated::bf16));
+      });
+      if (const char* wrong = b.count.land(gated::tma_box_bytes(copy.from.box_lines))) fail("%s", wrong);
+    }
+    pass_mbarrier(b, phase);
+  }
+  shadow::record(true);
+}
+
 __forceinline__ void wait_for_turn() {
+  if (block.runnable.empty()) land_copies();
   if (block.runnable.empty()) fail("deadlock; %s", who_waits_where().c_str());
   Thread& me = *block.current;
   Thread& next = block.threads[block.runnable.take()];
@@ -418,6 +468,7 @@ void run_threads(Fiber& me) {
     try {
       block.body(block.argument);
       thread_returned(thread);
+      if (block.live && block.runnable.empty()) land_copies();
       if (block.live && block.runnable.empty()) fail("deadlock; %s", who_waits_where().c_str());
     } catch (const Unwind&) {
     } catch (const std::exception& e) {
@@ -440,6 +491,7 @@ void run_threads(Fiber& me) {
 }
 
 void run_block() {
+  block.mbarriers.clear();
   block.live = block.size;
   block.coming = {};
   block.runnable.begin_block();
@@ -456,6 +508,9 @@ void run_block() {
   first.fiber = take_fiber();
   become(first);
   switch_fiber(launching, *first.fiber);
+  for (const auto& [address, b] : block.mbarriers)
+    if (block.fault.empty() && !b.copies.empty())
+      give_up("it has ended, and copies are under way into its shared memory");
   if (block.fault.empty()) return;
   for (Thread* t = block.threads; t != block.threads + block.size; t++)
     if (t->fiber && t->state != State::returned) {
@@ -573,6 +628,43 @@ void collective(unsigned mask, void* record, Combine combine, Place at) {
   warp.waiting |= 1u << lane;
   try_collective(w, mask);
   wait_for_turn();
+}
+
+static Mbarrier& mbarrier_at(const void* barrier, Place at) {
+  const auto found = block.mbarriers.find(barrier);
+  require(found != block.mbarriers.end(), "no barrier was made at this address, %s:%d", at.file, at.line);
+  return found->second;
+}
+
+void mbarrier_init(const void* barrier, unsigned arrivals, Place at) {
+  require_allowed(block.mbarriers[barrier].count.init(arrivals), at);
+}
+
+void mbarrier_arrive(const void* barrier, unsigned announced_bytes, Place at) {
+  Mbarrier& b = mbarrier_at(barrier, at);
+  const unsigned phase = b.count.phase();
+  shadow::tells(b.gathered);
+  require_allowed(b.count.arrive(announced_bytes), at);
+  pass_mbarrier(b, phase);
+}
+
+void mbarrier_wait(const void* barrier, unsigned parity, Place at) {
+  Mbarrier& b = mbarrier_at(barrier, at);
+  if (!b.count.is_over(parity)) {
+    Thread& me = *block.current;
+    me.at = at;
+    me.mbarrier = &b;
+    me.parity = parity;
+    me.state = State::at_mbarrier;
+    wait_for_turn();
+  }
+  shadow::learns(b.over);
+}
+
+void mbarrier_copy(const void* barrier, unsigned char* to, const gated::TmaMatrix& from, int x, int y, Place at) {
+  Mbarrier& b = mbarrier_at(barrier, at);
+  shadow::tells(b.gathered);
+  b.copies.push_back({to, from, x, y});
 }
 
 void missing_lane(unsigned source, Place at) {

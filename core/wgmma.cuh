@@ -1,11 +1,11 @@
 // wgmma: the instructions by which a warpgroup, four warps, multiplies from shared memory, each with a twin for the
 // emulator. Where the operands lie: core/wgmma.h. For compute capability 9.0 alone, in code that is built for sm_90a.
 //
-// A warpgroup multiplies 64 rows of A by 256 columns of B, 16 k, and adds the products to sums in its registers. Warp w
-// has rows 16w to 16w + 15; with g = lane / 4 and t = lane % 4, of each eight columns
+// A warpgroup multiplies 64 rows of A by 256 or 192 columns of B, 16 k, and adds the products to sums in its registers.
+// Warp w has rows 16w to 16w + 15; with g = lane / 4 and t = lane % 4, of each eight columns
 //
 //                 column  2t  2t+1
-//   row 16w + g          x[4j] x[4j+1]           columns 8j to 8j + 7, j = 0 .. 31: 128 sums a thread
+//   row 16w + g          x[4j] x[4j+1]           columns 8j to 8j + 7, j = 0, 1, ...: 128 or 96 sums a thread
 //   row 16w + g + 8    x[4j+2] x[4j+3]           (the same as of mma, one tile of 16 x 8 after the other)
 //
 // The multiplication is asynchronous: the instruction only asks for it, and until it is waited for nobody may touch the
@@ -17,6 +17,9 @@
 //   wait<n>()     until all groups but the newest n are done: their operands may be written over. The sums may be
 //                 touched after wait<0>() alone, since later groups add to the same.
 //
+// A kernel gives each thread the same number of registers. give_registers<n>() leaves n to each of a warpgroup, and
+// take_registers<n>() waits until there are n for each: all threads of the warpgroup come there (setmaxnreg).
+//
 // The tensor core reads shared memory by a way of its own (the async proxy). What a thread has written itself, by
 // stores or by cp.async, is seen there after its fence_proxy_async(), and the barrier that any reader needs.
 //   (PTX ISA 9.0, 9.7.15: asynchronous warpgroup level matrix instructions)
@@ -26,8 +29,6 @@
 #include "core/wgmma.h"
 
 namespace gated {
-
-constexpr int wgmma_columns = 256, wgmma_sums = wgmma_columns / 2;  // of a thread
 
 // f(sum i, its row in the 64, its column) for sums `first` to `last` - 1 of this thread.
 template <class F>
@@ -43,9 +44,20 @@ __device__ inline void fence_proxy_async() {
   asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
 }
 
+template <int registers>
+__device__ void give_registers() {
+  asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"(registers));
+}
+template <int registers>
+__device__ void take_registers() {
+  asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"(registers));
+}
+
+template <int columns>
 class WgmmaSums {
  public:
-  float x[wgmma_sums];
+  static constexpr int count = columns / 2;  // a thread's
+  float x[count];
 
   __device__ void fence() { asm volatile("wgmma.fence.sync.aligned;" ::: "memory"); }
   __device__ void commit() { asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory"); }
@@ -54,33 +66,47 @@ class WgmmaSums {
     asm volatile("wgmma.wait_group.sync.aligned %0;" ::"n"(pending) : "memory");
     if constexpr (pending == 0)  // (for the compiler: the sums change here)
 #pragma unroll
-      for (int i = 0; i < wgmma_sums; i++) asm volatile("" : "+f"(x[i])::"memory");
+      for (int i = 0; i < count; i++) asm volatile("" : "+f"(x[i])::"memory");
   }
 
   // x = A B, or x + A B. Do rows of A, and columns of B, run along the lines?
   template <bool a_along, bool b_along>
   __device__ void multiply(uint64_t a, uint64_t b, bool add) {
+    static_assert(columns == 256 || columns == 192);
 #define EIGHT(i)                                                                                              \
   "+f"(x[i]), "+f"(x[i + 1]), "+f"(x[i + 2]), "+f"(x[i + 3]), "+f"(x[i + 4]), "+f"(x[i + 5]), "+f"(x[i + 6]), \
       "+f"(x[i + 7])
-#define SIXTY_FOUR(i) \
-  EIGHT(i), EIGHT(i + 8), EIGHT(i + 16), EIGHT(i + 24), EIGHT(i + 32), EIGHT(i + 40), EIGHT(i + 48), EIGHT(i + 56)
-    asm volatile(
-        "{\n\t.reg .pred %%scale_d;\n\tsetp.ne.u32 %%scale_d, %132, 0;\n\t"
-        "wgmma.mma_async.sync.aligned.m64n256k16.f32.bf16.bf16 "
-        "{%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, "
-        "%16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31, "
-        "%32, %33, %34, %35, %36, %37, %38, %39, %40, %41, %42, %43, %44, %45, %46, %47, "
-        "%48, %49, %50, %51, %52, %53, %54, %55, %56, %57, %58, %59, %60, %61, %62, %63, "
-        "%64, %65, %66, %67, %68, %69, %70, %71, %72, %73, %74, %75, %76, %77, %78, %79, "
-        "%80, %81, %82, %83, %84, %85, %86, %87, %88, %89, %90, %91, %92, %93, %94, %95, "
-        "%96, %97, %98, %99, %100, %101, %102, %103, %104, %105, %106, %107, %108, %109, %110, %111, "
-        "%112, %113, %114, %115, %116, %117, %118, %119, %120, %121, %122, %123, %124, %125, %126, %127}, "
-        "%128, %129, %%scale_d, 1, 1, %130, %131;\n\t}"
-        : SIXTY_FOUR(0), SIXTY_FOUR(64)
-        : "l"(a), "l"(b), "n"(int(a_along)), "n"(int(b_along)), "r"(unsigned(add))
-        : "memory");
-#undef SIXTY_FOUR
+#define THIRTY_TWO(i) EIGHT(i), EIGHT(i + 8), EIGHT(i + 16), EIGHT(i + 24)
+#define ASK(n, sums, a, b, add, signs_and_ways)                                                                  \
+  "{\n\t.reg .pred %%scale_d;\n\tsetp.ne.u32 %%scale_d, " add                                                    \
+  ", 0;\n\t"                                                                                                     \
+  "wgmma.mma_async.sync.aligned.m64n" n "k16.f32.bf16.bf16 {" sums "}, " a ", " b ", %%scale_d, " signs_and_ways \
+  ";\n\t}"
+#define NINETY_SIX                                                                   \
+  "%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, "           \
+  "%16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31, " \
+  "%32, %33, %34, %35, %36, %37, %38, %39, %40, %41, %42, %43, %44, %45, %46, %47, " \
+  "%48, %49, %50, %51, %52, %53, %54, %55, %56, %57, %58, %59, %60, %61, %62, %63, " \
+  "%64, %65, %66, %67, %68, %69, %70, %71, %72, %73, %74, %75, %76, %77, %78, %79, " \
+  "%80, %81, %82, %83, %84, %85, %86, %87, %88, %89, %90, %91, %92, %93, %94, %95"
+    if constexpr (columns == 256)
+      asm volatile(ASK("256",
+                       NINETY_SIX
+                       ", "
+                       "%96, %97, %98, %99, %100, %101, %102, %103, %104, %105, %106, %107, %108, %109, %110, %111, "
+                       "%112, %113, %114, %115, %116, %117, %118, %119, %120, %121, %122, %123, %124, %125, %126, %127",
+                       "%128", "%129", "%132", "1, 1, %130, %131")
+                   : THIRTY_TWO(0), THIRTY_TWO(32), THIRTY_TWO(64), THIRTY_TWO(96)
+                   : "l"(a), "l"(b), "n"(int(a_along)), "n"(int(b_along)), "r"(unsigned(add))
+                   : "memory");
+    else
+      asm volatile(ASK("192", NINETY_SIX, "%96", "%97", "%100", "1, 1, %98, %99")
+                   : THIRTY_TWO(0), THIRTY_TWO(32), THIRTY_TWO(64)
+                   : "l"(a), "l"(b), "n"(int(a_along)), "n"(int(b_along)), "r"(unsigned(add))
+                   : "memory");
+#undef NINETY_SIX
+#undef ASK
+#undef THIRTY_TWO
 #undef EIGHT
   }
 };
@@ -89,6 +115,11 @@ class WgmmaSums {
 
 // What a missing one does is seen in the rehearsal (ptx/machine.h).
 inline void fence_proxy_async() {}
+// (and what too many do)
+template <int registers>
+void give_registers() {}
+template <int registers>
+void take_registers() {}
 
 // An address of shared memory. It begins at 128, as a GPU's does on no larger boundary than DYNAMIC_SHARED asks for.
 constexpr uint32_t emulated_shared_begin = 128;
@@ -98,9 +129,11 @@ inline uint32_t shared_address(const void* p) {
 
 // From when a product is asked for until it is waited for, nobody may count on what the sums are: they are NaN. Its
 // operands are read at the wait: each warp makes its own rows of what stands there then.
+template <int columns>
 class WgmmaSums {
  public:
-  float x[wgmma_sums];
+  static constexpr int count = columns / 2;
+  float x[count];
 
   void fence() { fenced_ = true; }
   void commit() { group_++; }
@@ -123,8 +156,10 @@ class WgmmaSums {
   void wait(simt::Place at = simt::Place::here()) {
     fenced_ = false;
     WgmmaSums* record = this;
-    for (; done_ < asked_ && products_[done_ % most].group + pending < group_; done_++)
+    for (; done_ < asked_ && products_[done_ % most].group + pending < group_; done_++) {
       simt::collective(~0u, record, multiply_of_warp, at);
+      if (simt::under_race_shadow && simt::lane() == 0) read_operands(products_[done_ % most]);
+    }
     if (done_ == asked_) memcpy(x, under_way_, sizeof x);
   }
 
@@ -138,6 +173,20 @@ class WgmmaSums {
   static const bf16* at(uint32_t address) {
     return reinterpret_cast<const bf16*>(simt::dynamic_shared + (address - emulated_shared_begin));
   }
+  template <class At>
+  static void load_operands(const Product& p, bf16 (*A)[mma_depth], bf16 (*B)[mma_depth], At at) {
+    wgmma_load(A, p.a, p.a_along, threadIdx.x % wgmma_threads / 32 * 16, 16, at);
+    wgmma_load(B, p.b, p.b_along, 0, columns, at);
+  }
+  // For the race shadow, which does not see what is done for all lanes at once.
+  static void read_operands(const Product& p) {
+    bf16 A[16][mma_depth], B[columns][mma_depth];
+    load_operands(p, A, B, [](uint32_t address) {
+      const bf16* const chunk = at(address);
+      for (int i = 0; i < 8; i += 2) (void)*reinterpret_cast<const volatile uint32_t*>(chunk + i);
+      return chunk;
+    });
+  }
   // The oldest product that every lane waits for.
   static void multiply_of_warp(void* const* records) {
     detail::require_whole_warp("wgmma", records);
@@ -145,23 +194,22 @@ class WgmmaSums {
     for (int i = 0; i < warpSize; i++) lane[i] = static_cast<WgmmaSums*>(records[i]);
     const Product& p = lane[0]->oldest();
     for (int i = 1; i < warpSize; i++) require(lane[i]->oldest() == p, "wgmma: lane %d multiplies something else", i);
-    bf16 A[16][mma_depth], B[wgmma_columns][mma_depth];
-    wgmma_load(A, p.a, p.a_along, threadIdx.x % wgmma_threads / 32 * 16, 16, at);
-    wgmma_load(B, p.b, p.b_along, 0, wgmma_columns, at);
-    float C[wgmma_columns][16];
+    bf16 A[16][mma_depth], B[columns][mma_depth];
+    load_operands(p, A, B, at);
+    float C[columns][16];
     const auto for_all = [&](auto f) {  // f(a lane's sum, its place in C)
       for (int i = 0; i < warpSize; i++)
-        for (int j = 0; j < wgmma_sums; j++)
+        for (int j = 0; j < count; j++)
           f(lane[i]->under_way_[j], C[j / 4 * 8 + i % 4 * 2 + j % 2][i / 4 + j / 2 % 2 * 8]);
     };
     for_all([&](float sum, float& c) { c = p.add ? sum : 0; });
-    mma_sixteen_rows<MmaArithmetic::hopper>(C, A, B, wgmma_columns);
+    mma_sixteen_rows<MmaArithmetic::hopper>(C, A, B, columns);
     for_all([](float& sum, float c) { sum = c; });
   }
   const Product& oldest() const { return products_[done_ % most]; }
 
   static constexpr size_t most = 64;
-  float under_way_[wgmma_sums];
+  float under_way_[count];
   Product products_[most];  // a ring
   size_t asked_ = 0, done_ = 0, group_ = 0;
   bool fenced_ = false;

@@ -122,6 +122,18 @@ void Counter::finish(unsigned line, Space space, const Group& group) {
   for (uint64_t a : group.addresses) l.first = std::min(l.first, a), l.last = std::max(l.last, a + group.bytes);
 }
 
+void Counter::copied(unsigned line, const gated::TmaMatrix& m, int32_t x, int32_t y) {
+  Line& l = lines_of_block_[{line, Space::global}];
+  l.executions++;
+  const uint64_t end = std::min<uint64_t>(uint64_t(x) + gated::wgmma_line, m.length);
+  for (uint64_t i = uint64_t(y); i < std::min<uint64_t>(uint64_t(y) + m.box_lines, m.lines) && uint64_t(x) < end; i++) {
+    const uint64_t first = m.address + i * m.pitch + uint64_t(x) * sizeof(gated::bf16);
+    const uint64_t last = m.address + i * m.pitch + end * sizeof(gated::bf16);
+    l.bytes += last - first, l.sectors += (last + 31) / 32 - first / 32;
+    l.first = std::min(l.first, first), l.last = std::max(l.last, last);
+  }
+}
+
 void Counter::end_block() {
   for (const auto& [key, group] : groups_) finish(unsigned(key >> 40), Space(key >> 36 & 15), group);
   for (const auto& [key, l] : lines_of_block_) {

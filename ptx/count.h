@@ -37,6 +37,8 @@ class Counter {
   static bool decides_work(const Kernel& kernel);
   void begin_block(uint64_t block, uint32_t threads);
   void access(const Thread&, Space, uint64_t address, unsigned bytes, bool write, unsigned line);
+  // A copy of a box, and the lines that it reads: they come past the first cache, each time.
+  void copied(unsigned line, const gated::TmaMatrix&, int32_t x, int32_t y);
   // An instruction that a warp executes once.
   void warp_op(unsigned line) { lines_of_block_[{line, Space::local}].executions++; }
   void end_block();

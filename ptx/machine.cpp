@@ -26,7 +26,7 @@
 #include <utility>
 
 #include "core/mma_lanes.h"
-#include "core/wgmma.h"
+#include "core/tma.h"
 #include "ptx/count.h"
 #include "ptx/thread.h"
 
@@ -267,8 +267,24 @@ namespace {
 constexpr uint32_t warp_size = 32;
 constexpr size_t stack_bytes = 256 << 10;
 
+// What is known of other threads: of each, up to what time.
+using Known = std::vector<uint32_t>;
+
+// A barrier in shared memory, and the copies of which it counts the bytes.
+struct Mbarrier {
+  gated::MbarrierCount count;
+  uint32_t maker = 0, fences = 0;  // the thread that made it, and how many fences of proxies it had behind it
+  struct Copy {
+    gated::TmaMatrix matrix;
+    uint64_t to;
+    int32_t x, y;
+  };
+  std::vector<Copy> copies;  // that have not arrived, oldest first
+  Known gathered, over;      // from those who arrived in this phase, and in the one before
+};
+
 struct Fiber {
-  enum State { ready, at_barrier, in_warp, done } state = done;
+  enum State { ready, at_barrier, in_warp, at_mbarrier, done } state = done;
   Thread thread;
   boost::context::fiber context;
   unsigned line = 0;     // where it waits
@@ -294,12 +310,16 @@ struct Fiber {
   uint32_t first_product = 0, product_groups = 0;
   bool products_fenced = false;
   uint32_t proxy_fences = 0;
+  // The barrier that it waits for, and the parity of the phase; has it tried once in vain?
+  const Mbarrier* mbarrier = nullptr;
+  uint32_t parity = 0;
+  bool has_tried = false;
 };
 
 // What accesses to two bytes of memory have been since the last barrier, and in this launch's blocks before. `epoch`
-// counts barriers of the block, over all blocks; `warp_epoch` those of the warp alone.
+// counts barriers of the block, over all blocks; `warp_epoch` those of the warp alone; `time` what came to mbarriers.
 struct Access {
-  uint32_t epoch = 0, warp_epoch = 0, thread = 0;
+  uint32_t epoch = 0, warp_epoch = 0, thread = 0, time = 0;
   unsigned line = 0;
 };
 struct Cell {
@@ -328,6 +348,10 @@ class Machine : Services {
   void wait_products(Thread&, uint32_t pending, unsigned line) override;
   float arrived(Thread&, float mark) override;
   void fence_proxy(Thread& t) override { fiber_of(t).proxy_fences++; }
+  void make_mbarrier(Thread&, uint64_t address, uint32_t arrivals, unsigned line) override;
+  void arrive_at_mbarrier(Thread&, uint64_t address, uint32_t announced_bytes, unsigned line) override;
+  bool try_mbarrier(Thread&, uint64_t address, uint32_t parity, unsigned line) override;
+  void copy_box(Thread&, uint64_t to, uint64_t map, int32_t x, int32_t y, uint64_t mbarrier, unsigned line) override;
 
   static Fiber& fiber_of(Thread& t) {
     return *reinterpret_cast<Fiber*>(reinterpret_cast<char*>(&t) - offsetof(Fiber, thread));
@@ -348,6 +372,18 @@ class Machine : Services {
   std::string who(const Thread& t) const;
   void stuck();
   const unsigned char* checked_shared(Thread& t, uint64_t address, unsigned bytes, unsigned line);
+  Mbarrier& mbarrier_at(Thread& t, uint64_t address, bool is_made, unsigned line);
+  void pass_mbarrier(Mbarrier& b, uint32_t before);
+  bool land_copies();
+  void check_end();
+  void tell(Known& to, const Thread& t);
+  void learn(const Thread& t, const Known& from);
+  Access access_of(const Thread& t, unsigned line) const;
+  bool in_other_block(const Access& before, Space space) const;
+  bool meets(const Access& before, const Access& now, Space space) const;
+  [[noreturn]] void race(Thread& t, Space space, uint64_t address, bool write, const Access& before, const char* did,
+                         unsigned line);
+  void watch_async(Thread& t, uint64_t address, bool write, unsigned line);
 
   void shuffle(Fiber* const* lanes);
   void ballot(Fiber* const* lanes);
@@ -355,6 +391,7 @@ class Machine : Services {
   template <gated::MmaArithmetic arithmetic>
   void mma(Fiber* const* lanes);
   void wgmma(Fiber* const* lanes);
+  void set_registers(Fiber* const* lanes);
   struct WgmmaTiles;
   void load(WgmmaTiles& to, Thread& t, const Fiber::Product& product);
 
@@ -381,7 +418,25 @@ class Machine : Services {
     uint32_t thread = 0, fences = 0;
   };
   std::vector<Written> written_;
+  // Of each 16 bytes of shared memory and each warp: when wgmma last read them for it.
+  std::vector<Access> read_async_;
+  std::map<uint64_t, Mbarrier> mbarriers_;
+  std::vector<Known> learned_;  // [thread][other thread], from mbarriers; empty where there was none
+  Known warp_times_;            // when all lanes of a warp last met
+  uint32_t time_ = 1;
+  struct WarpRegisters {
+    uint32_t count = 0;
+    unsigned line = 0;
+  };
+  std::vector<WarpRegisters> registers_;
 };
+
+// All threads of a block together have so many registers; each has the same number to begin with, in eights.
+constexpr uint32_t all_registers = 1 << 16;
+uint32_t registers_at_first(uint32_t warps) {
+  const uint32_t in_fours = (warps + 3) / 4 * 4;
+  return std::min(all_registers / warp_size / in_fours / 8 * 8, 255u);
+}
 
 // ---- orders
 
@@ -430,6 +485,7 @@ Fault Machine::launch(const Kernel& kernel, Index grid, Index block, size_t dyna
   const bool watched = counter || *environment("PTX_RACES", "0") == '1';
   if (watched && !counter) cells_.assign(shared_.size() / 2, {});
   if (watched) written_.assign(shared_.size() / shared_granule, {});
+  read_async_.clear();
   global_cells_.clear();  // launches are in order
   for (uint32_t i = 0; i < threads_; i++) {
     Thread& t = fibers_[i]->thread;
@@ -520,24 +576,30 @@ void Machine::run_block(Index ctaid) {
     f.groups = 0;
     f.products.clear();
     f.product_groups = f.proxy_fences = 0;
-    f.products_fenced = false;
+    f.products_fenced = f.has_tried = false;
   }
+  mbarriers_.clear();
+  learned_.clear();
+  warp_times_.assign(warps_, 0);
+  registers_.assign(warps_, {registers_at_first(warps_), 0});
   std::fill(written_.begin(), written_.end(), Written());
   for (;;) {
+    bool any = false;  // (one warp may let another go on)
     for (uint32_t warp : warp_order_)
       for (bool progress = true; progress;) {
         progress = false;
         for (uint32_t i : lane_order_) {
           if (!exists(warp, i) || lane(warp, i).state != Fiber::ready) continue;
-          progress = true;
+          any = progress = true;
           running_ = &lane(warp, i);
           running_->context = std::move(running_->context).resume();
           if (fault_ != Fault::none) return;
         }
       }
+    if (any) continue;
     if (std::all_of(fibers_.begin(), fibers_.begin() + threads_, [](auto& f) { return f->state == Fiber::done; }))
-      return;
-    pass_barrier();
+      return check_end();
+    if (!land_copies()) pass_barrier();
     if (fault_ != Fault::none) return;
   }
 }
@@ -591,7 +653,11 @@ void Machine::stuck() {
     const Fiber& f = *fibers_[i];
     where[f.state == Fiber::done
               ? "have returned"
-              : words("wait%s at ", f.state == Fiber::in_warp ? words(" for lanes %08x", f.mask).c_str() : "") +
+              : words("wait%s at ", f.state == Fiber::in_warp       ? words(" for lanes %08x", f.mask).c_str()
+                                    : f.state == Fiber::at_mbarrier ? words(" for parity %u of a barrier in phase %u",
+                                                                            f.parity, f.mbarrier->count.phase())
+                                                                          .c_str()
+                                                                    : "") +
                     place(f.line)]
         .push_back(i);
   }
@@ -634,7 +700,8 @@ bool Machine::complete(Fiber& f) {
       return false;
     lanes[i] = &other;
   }
-  if (!missing.empty() && (f.op == WarpOp::mma || f.op == WarpOp::ldmatrix || f.op == WarpOp::wgmma)) {
+  if (!missing.empty() &&
+      (f.op == WarpOp::mma || f.op == WarpOp::ldmatrix || f.op == WarpOp::wgmma || f.op == WarpOp::registers)) {
     const auto beyond = std::find_if(missing.begin(), missing.end(), [&](uint32_t i) { return !exists(warp, i); });
     const std::vector<uint32_t> returned(missing.begin(), beyond), never(beyond, missing.end());
     std::string who = "all 32 lanes of a warp must execute this:";
@@ -644,7 +711,9 @@ bool Machine::complete(Fiber& f) {
   }
   if (counter_) counter_->warp_op(f.line);
   switch (f.op) {
-    case WarpOp::sync: warp_epochs_[warp] += !others; break;
+    case WarpOp::sync:
+      if (!others) warp_epochs_[warp]++, warp_times_[warp] = time_++;
+      break;
     case WarpOp::shuffle: shuffle(lanes); break;
     case WarpOp::ballot: ballot(lanes); break;
     case WarpOp::ldmatrix: ldmatrix(lanes); break;
@@ -652,6 +721,7 @@ bool Machine::complete(Fiber& f) {
       if (!counter_) hopper_ ? mma<gated::MmaArithmetic::hopper>(lanes) : mma<gated::MmaArithmetic::ampere>(lanes);
       break;
     case WarpOp::wgmma: wgmma(lanes); break;
+    case WarpOp::registers: set_registers(lanes); break;
   }
   for (Fiber* other : lanes)
     if (other) other->state = Fiber::ready;
@@ -786,19 +856,14 @@ struct Machine::WgmmaTiles {
 
 void Machine::load(WgmmaTiles& to, Thread& t, const Fiber::Product& p) {
   const auto at = [&](uint32_t address) {
+    const bool watched = std::exchange(t.watched, false);
     const auto* const chunk = reinterpret_cast<const gated::bf16*>(shared<uint64_t, 2>(t, address, false, p.line));
-    if (t.watched) {
-      const Written& w = written_[address / shared_granule];
-      if (w.thread && fibers_[w.thread - 1]->proxy_fences == w.fences) {
-        const char* const why =
-            "wgmma reads shared memory at %u as it was before thread %u wrote: no fence.proxy.async";
-        refuse(t, words(why, address, w.thread - 1).c_str(), p.line);
-      }
-    }
+    t.watched = watched;
+    if (watched) watch_async(t, address, false, p.line);
     return chunk;
   };
   gated::wgmma_load(to.A, p.a, p.a_along, t.warp % 4 * 16, 16, at);
-  gated::wgmma_load(to.B, p.b, p.b_along, 0, 256, at);
+  gated::wgmma_load(to.B, p.b, p.b_along, 0, p.columns, at);
 }
 
 void Machine::multiply_async(Thread& t, Wgmma& m, unsigned line) {
@@ -806,7 +871,8 @@ void Machine::multiply_async(Thread& t, Wgmma& m, unsigned line) {
   for (uint64_t descriptor : {m.a, m.b})
     if (const char* const wrong = gated::wgmma_refuses(descriptor)) refuse(t, wrong, line);
   Fiber& f = fiber_of(t);
-  if (!f.products_fenced && !std::all_of(m.sums, std::end(m.sums), is_mark))
+  const uint32_t sums = m.columns / 2;
+  if (!f.products_fenced && !std::all_of(m.sums, m.sums + sums, is_mark))
     refuse(t, "the sums of wgmma were in the thread's own hands: wgmma.fence is missing", line);
   constexpr size_t most = 64;
   if (f.products.size() == most) {
@@ -820,8 +886,7 @@ void Machine::multiply_async(Thread& t, Wgmma& m, unsigned line) {
     WgmmaTiles seen;
     load(seen, t, f.products.back());
   }
-  for (uint32_t i = 0; i < std::size(m.sums); i++)
-    m.sums[i] = as<float>(mark_begin | (number << 8 & mark_bits) | (i + 1));
+  for (uint32_t i = 0; i < sums; i++) m.sums[i] = as<float>(mark_begin | (number << 8 & mark_bits) | (i + 1));
 }
 
 void Machine::wait_products(Thread& t, uint32_t pending, unsigned line) {
@@ -862,39 +927,255 @@ void Machine::wgmma(Fiber* const* lanes) {
   float C[256][16];
   const auto for_all = [&](auto f) {
     for (unsigned i = 0; i < warp_size; i++)
-      for (unsigned j = 0; j < 128; j++)
+      for (unsigned j = 0; j < p.columns / 2; j++)
         f(lanes[i]->thread, product(i).sums[j], C[j / 4 * 8 + i % 4 * 2 + j % 2][i / 4 + j / 2 % 2 * 8]);
   };
   for_all([&](Thread& t, float sum, float& c) { c = p.add ? ptx::arrived(t, sum) : 0; });
-  gated::mma_sixteen_rows<gated::MmaArithmetic::hopper>(C, tiles.A, tiles.B, 256);
+  gated::mma_sixteen_rows<gated::MmaArithmetic::hopper>(C, tiles.A, tiles.B, p.columns);
   for_all([](Thread&, float& sum, float c) { sum = c; });
   for (unsigned i = 0; i < warp_size; i++) product(i).done = true;
+  if (learned_.empty()) return;
+  // (each lane has waited for what the warp has read)
+  Known read;
+  tell(read, lanes[0]->thread);
+  for (unsigned i = 1; i < warp_size; i++) learn(lanes[i]->thread, read);
+}
+
+// (9.7.19.5) Each thread of a warpgroup executes this, with the same number.
+void Machine::set_registers(Fiber* const* lanes) {
+  Thread& t = lanes[0]->thread;
+  const unsigned line = lanes[0]->line;
+  const Registers& wanted = *static_cast<const Registers*>(lanes[0]->record);
+  WarpRegisters& mine = registers_[t.warp];
+  if (!hopper_) refuse(t, "setmaxnreg is for compute capability 9.0", line);
+  if (wanted.count % 8 || wanted.count < 24 || wanted.count > 256)
+    refuse(t, "setmaxnreg wants a multiple of 8 from 24 to 256", line);
+  if (wanted.more ? wanted.count < mine.count : wanted.count > mine.count)
+    refuse(t, words("setmaxnreg: the warp has %u registers", mine.count).c_str(), line);
+  mine = {wanted.count, line};
+}
+
+// ---- barriers in shared memory (9.7.13.15), and boxes of matrices that arrive there (9.7.9.27). A copy arrives when
+//      nobody else can go on, and not before; from when it was asked for what it will write is NaN.
+
+void Machine::tell(Known& to, const Thread& t) {
+  if (learned_.empty()) learned_.assign(threads_, Known(threads_));
+  to.resize(threads_);
+  const uint32_t me = t.warp * warp_size + t.lane;
+  for (uint32_t i = 0; i < threads_; i++) to[i] = std::max(to[i], learned_[me][i]);
+  for (uint32_t i = 0; i < warp_size && exists(t.warp, i); i++)
+    to[t.warp * warp_size + i] = std::max(to[t.warp * warp_size + i], warp_times_[t.warp]);
+  to[me] = time_++;
+}
+
+void Machine::learn(const Thread& t, const Known& from) {
+  for (uint32_t i = 0; i < from.size(); i++) {
+    uint32_t& known = learned_[t.warp * warp_size + t.lane][i];
+    known = std::max(known, from[i]);
+  }
+}
+
+Mbarrier& Machine::mbarrier_at(Thread& t, uint64_t address, bool is_made, unsigned line) {
+  if (!hopper_) refuse(t, "barriers that count bytes are for compute capability 9.0", line);
+  const bool watched = std::exchange(t.watched, t.watched && !counter_);
+  shared<uint64_t, 1>(t, address, !is_made, line);
+  t.watched = watched;
+  if (is_made && !mbarriers_.count(address)) refuse(t, "no barrier was made at this address", line);
+  return mbarriers_[address];
+}
+
+// Of those who wait there, lets go whoever may. `before`: its phase was that when something came.
+void Machine::pass_mbarrier(Mbarrier& b, uint32_t before) {
+  if (b.count.phase() == before) return;
+  b.over = std::exchange(b.gathered, {});
+  for (uint32_t i = 0; i < threads_; i++) {
+    Fiber& f = *fibers_[i];
+    if (f.state == Fiber::at_mbarrier && f.mbarrier == &b && b.count.is_over(f.parity)) f.state = Fiber::ready;
+  }
+}
+
+void Machine::make_mbarrier(Thread& t, uint64_t address, uint32_t arrivals, unsigned line) {
+  Mbarrier& b = mbarrier_at(t, address, false, line);
+  if (const char* const wrong = b.count.init(arrivals)) refuse(t, wrong, line);
+  b.maker = t.warp * warp_size + t.lane, b.fences = fiber_of(t).proxy_fences;
+}
+
+void Machine::arrive_at_mbarrier(Thread& t, uint64_t address, uint32_t announced_bytes, unsigned line) {
+  Mbarrier& b = mbarrier_at(t, address, true, line);
+  const uint32_t phase = b.count.phase();
+  tell(b.gathered, t);
+  if (const char* const wrong = b.count.arrive(announced_bytes)) refuse(t, wrong, line);
+  pass_mbarrier(b, phase);
+}
+
+bool Machine::try_mbarrier(Thread& t, uint64_t address, uint32_t parity, unsigned line) {
+  Mbarrier& b = mbarrier_at(t, address, true, line);
+  Fiber& f = fiber_of(t);
+  if (!b.count.is_over(parity)) {
+    f.has_tried ^= true;
+    if (f.has_tried) {  // in vain, though it may be over when the others have run
+      suspend();
+      return false;
+    }
+    f.mbarrier = &b, f.parity = parity, f.line = line;
+    f.state = Fiber::at_mbarrier;
+    suspend();
+  }
+  f.has_tried = false;
+  learn(t, b.over);
+  return true;
+}
+
+void Machine::copy_box(Thread& t, uint64_t to, uint64_t map, int32_t x, int32_t y, uint64_t mbarrier, unsigned line) {
+  Mbarrier& b = mbarrier_at(t, mbarrier, true, line);
+  if (fibers_[b.maker]->proxy_fences == b.fences)
+    refuse(t, words("copies do not see the barrier that thread %u made: no fence.proxy.async", b.maker).c_str(), line);
+  const uint64_t offset = map - parameter_window;
+  if (offset >= kernel_->parameter_bytes || offset % 64 || kernel_->parameter_bytes - offset < tensor_map_bytes)
+    refuse(t, "the tensor map is no parameter of the kernel on a boundary of 64 bytes", line);
+  Mbarrier::Copy copy{{}, to, x, y};
+  if (!read_tensor_map(copy.matrix, t.parameters + offset)) refuse(t, "this is no tensor map", line);
+  if (to % gated::wgmma_group_bytes) refuse(t, "a box of swizzled lines begins off a boundary of 1024 bytes", line);
+  gated::tma_copy_box(copy.matrix, x, y, [&](uint32_t place, uint64_t from, uint32_t elements) {
+    const auto bytes = uint32_t(elements * sizeof(gated::bf16));
+    const bool watched = std::exchange(t.watched, false);
+    if (bytes && !storage(reinterpret_cast<const void*>(from), bytes)) fault(t, Space::global, from, bytes, line);
+    memset(shared<uint64_t, 2>(t, to + place, true, line), 0xFF, 16);
+    t.watched = watched;
+    if (!watched) return;
+    if (bytes && !counter_) watch(t, Space::global, from, bytes, false, line);
+    watch_async(t, to + place, true, line);
+  });
+  if (counter_) counter_->copied(line, copy.matrix, x, y);
+  tell(b.gathered, t);
+  b.copies.push_back(copy);
+}
+
+// Nobody can go on: the copies that only they are missing for arrive. False where there are none.
+bool Machine::land_copies() {
+  bool any = false;
+  for (auto& [address, b] : mbarriers_) {
+    if (b.copies.empty() || !b.count.awaits_bytes_alone()) continue;
+    const uint32_t phase = b.count.phase();
+    for (const Mbarrier::Copy& copy : std::exchange(b.copies, {})) {
+      any = true;
+      if (!counter_)
+        gated::tma_copy_box(copy.matrix, copy.x, copy.y, [&](uint32_t place, uint64_t from, uint32_t elements) {
+          memset(&shared_[copy.to + place], 0, 16);
+          if (elements) memcpy(&shared_[copy.to + place], storage_of(from), elements * sizeof(gated::bf16));
+        });
+      if (const char* const wrong = b.count.land(gated::tma_box_bytes(copy.matrix.box_lines))) {
+        fault_ = Fault::launch_failure;
+        const auto waits = std::find_if(fibers_.begin(), fibers_.begin() + threads_, [&, &b = b](auto& f) {
+          return f->state == Fiber::at_mbarrier && f->mbarrier == &b;
+        });
+        Fiber& who = waits == fibers_.begin() + threads_ ? *fibers_[b.maker] : **waits;
+        report(who.thread, who.line, wrong);
+        return true;
+      }
+    }
+    pass_mbarrier(b, phase);
+  }
+  return any;
+}
+
+// What a block must not leave behind, and how its registers were shared out.
+void Machine::check_end() {
+  const auto wrong = [&](uint32_t warp, unsigned line, const std::string& what) {
+    fault_ = Fault::launch_failure;
+    report(lane(warp, 0).thread, line, what);
+  };
+  for (const auto& [address, b] : mbarriers_)
+    if (!b.copies.empty())
+      return wrong(b.maker / warp_size, 0, "the block has ended, and copies are under way into its shared memory");
+  uint32_t all = 0;
+  for (uint32_t warp = 0; warp < warps_; warp++) {
+    const WarpRegisters& first = registers_[warp / 4 * 4];
+    all += registers_[warp].count;
+    if (registers_[warp].count != first.count)
+      return wrong(warp, std::max(registers_[warp].line, first.line),
+                   "setmaxnreg: the warps of a warpgroup have not the same number of registers");
+  }
+  for (uint32_t warp = 0; warp < warps_; warp++)
+    if (all * warp_size > all_registers && registers_[warp].line)
+      return wrong(
+          warp, registers_[warp].line,
+          words("setmaxnreg: the warps have %u registers in all, and there are %u", all * warp_size, all_registers));
 }
 
 // ---- races
 
+Access Machine::access_of(const Thread& t, unsigned line) const {
+  return {epoch_, warp_epochs_[t.warp], uint32_t(t.warp * warp_size + t.lane), time_, line};
+}
+
+// Was that access in a block of this launch that ran before? (Of shared memory such an access is forgotten.)
+bool Machine::in_other_block(const Access& before, Space space) const {
+  return space == Space::global && before.epoch && before.epoch < block_epoch_;
+}
+
+// Is there no barrier between that access and this one?
+bool Machine::meets(const Access& before, const Access& now, Space space) const {
+  if (in_other_block(before, space)) return true;
+  if (before.epoch != epoch_ || before.thread == now.thread) return false;
+  if (!learned_.empty() && before.time <= learned_[now.thread][before.thread]) return false;
+  return before.thread / warp_size != now.thread / warp_size || before.warp_epoch == now.warp_epoch;
+}
+
+void Machine::race(Thread& t, Space space, uint64_t address, bool write, const Access& before, const char* did,
+                   unsigned line) {
+  end(Fault::launch_failure, t, line,
+      words("a race: thread %u %s %s memory at %zu, and so does thread %u%s, which %s it, with no barrier between: %s",
+            unsigned(t.warp * warp_size + t.lane), write ? "writes" : "reads",
+            space == Space::global ? "global" : "shared", size_t(address), before.thread,
+            in_other_block(before, space) ? " of another block" : "", did, place(before.line).c_str()));
+}
+
+// An access of wgmma or of a copy of a box to 16 bytes of shared memory: by the async proxy, which sees what a thread
+// has written after its fence alone.
+void Machine::watch_async(Thread& t, uint64_t address, bool write, unsigned line) {
+  if (counter_) return;
+  const Access now = access_of(t, line);
+  const uint64_t granule = address / shared_granule;
+  if (read_async_.empty()) read_async_.assign(shared_.size() / shared_granule * warps_, {});
+  if (const Written& w = written_[granule]; w.thread && fibers_[w.thread - 1]->proxy_fences == w.fences)
+    refuse(t,
+           words("%s shared memory at %zu as it was before thread %u wrote: no fence.proxy.async",
+                 write ? "a copy finds" : "wgmma reads", size_t(address), w.thread - 1)
+               .c_str(),
+           line);
+  for (uint64_t at = address / 2; at < address / 2 + 8; at++) {
+    Cell& cell = cells_[at];
+    if (meets(cell.write, now, Space::shared)) race(t, Space::shared, address, write, cell.write, "writes", line);
+    if (!write) continue;
+    if (meets(cell.read, now, Space::shared)) race(t, Space::shared, address, write, cell.read, "reads", line);
+    cell.write = now;
+  }
+  if (!write) {
+    read_async_[granule * warps_ + t.warp] = now;
+    return;
+  }
+  for (uint32_t warp = 0; warp < warps_; warp++)
+    if (const Access& read = read_async_[granule * warps_ + warp]; meets(read, now, Space::shared))
+      race(t, Space::shared, address, write, read, "reads", line);
+  written_[granule] = {};
+}
+
 void Machine::watch(Thread& t, Space space, uint64_t address, unsigned bytes, bool write, unsigned line) {
   if (counter_) return counter_->access(t, space, address, bytes, write, line);
   if (bytes == 1) refuse(t, "the watch for races knows no accesses to single bytes", line);
-  const uint32_t me = uint32_t(t.warp * warp_size + t.lane);
-  const Access now{epoch_, warp_epochs_[t.warp], me, line};
-  // Was that access in a block of this launch that ran before? (Of shared memory such an access is forgotten.)
-  const auto in_other_block = [&](const Access& before) {
-    return space == Space::global && before.epoch && before.epoch < block_epoch_;
-  };
-  // Is there no barrier between that access and this one?
-  const auto meets = [&](const Access& before) {
-    return in_other_block(before) || (before.epoch == epoch_ && before.thread != me &&
-                                      (before.thread / warp_size != t.warp || before.warp_epoch == now.warp_epoch));
-  };
+  const Access now = access_of(t, line);
+  const uint32_t me = now.thread;
   const auto race = [&](const Access& before, const char* did) {
-    end(Fault::launch_failure, t, line,
-        words(
-            "a race: thread %u %s %s memory at %zu, and so does thread %u%s, which %s it, with no barrier between: %s",
-            me, write ? "writes" : "reads", space == Space::global ? "global" : "shared", size_t(address),
-            before.thread, in_other_block(before) ? " of another block" : "", did, place(before.line).c_str()));
+    this->race(t, space, address, write, before, did, line);
   };
-  if (space == Space::shared && write) written_[address / shared_granule] = {me + 1, fiber_of(t).proxy_fences};
+  const auto in_other_block = [&](const Access& before) { return this->in_other_block(before, space); };
+  const auto meets = [&](const Access& before) { return this->meets(before, now, space); };
+  if (space == Space::shared && write) {
+    written_[address / shared_granule] = {me + 1, fiber_of(t).proxy_fences};
+    for (uint32_t warp = 0; warp < warps_ && !read_async_.empty(); warp++)
+      if (const Access& read = read_async_[address / shared_granule * warps_ + warp]; meets(read)) race(read, "reads");
+  }
   std::vector<Cell>* cells = &cells_;
   uint64_t first = address / 2;
   if (space == Space::global) {  // (an access lies on a boundary of its size: in one piece)

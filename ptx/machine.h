@@ -11,8 +11,11 @@
 #pragma once
 #include <cstddef>
 #include <cstdint>
+#include <cstring>
 #include <string>
 #include <vector>
+
+#include "core/tma.h"
 
 namespace ptx {
 
@@ -34,6 +37,28 @@ bool is_device_address(const void* p);
 void* storage(const void* p, size_t n);
 // What is wrong with the n bytes at p, in words that name the allocation that is nearest.
 std::string explain(const void* p, size_t n);
+
+// ---- tensor maps: what the driver makes of a matrix for copies of boxes (core/tma.h), as this machine has it
+
+constexpr size_t tensor_map_bytes = 128;
+constexpr uint64_t tensor_map_begins_with = 0x70616d726f736e65;
+struct TensorMap {
+  uint64_t begins_with;
+  gated::TmaMatrix matrix;
+};
+inline void write_tensor_map(void* map, const gated::TmaMatrix& matrix) {
+  static_assert(sizeof(TensorMap) <= tensor_map_bytes);
+  const TensorMap written = {tensor_map_begins_with, matrix};
+  memset(map, 0, tensor_map_bytes);
+  memcpy(map, &written, sizeof written);
+}
+// False where that was not written.
+inline bool read_tensor_map(gated::TmaMatrix& matrix, const void* map) {
+  TensorMap read;
+  memcpy(&read, map, sizeof read);
+  matrix = read.matrix;
+  return read.begins_with == tensor_map_begins_with;
+}
 
 // ---- kernels
 

@@ -5,6 +5,7 @@
 // there, and of the tables of compute capabilities in the CUDA C++ Programming Guide. What a GPU's driver lets pass,
 // but no page allows, is refused. A function that is not here does not link.
 // tests/test_ptx_runtime.cpp
+#include <cuda.h>
 #include <cuda_runtime_api.h>
 #include <sys/mman.h>
 #include <unistd.h>
@@ -569,6 +570,50 @@ cudaError_t cudaOccupancyMaxActiveBlocksPerMultiprocessorWithFlags(int* blocks, 
 cudaError_t cudaOccupancyMaxActiveBlocksPerMultiprocessor(int* blocks, const void* kernel, int threads,
                                                           size_t dynamic) {
   return cudaOccupancyMaxActiveBlocksPerMultiprocessorWithFlags(blocks, kernel, threads, dynamic, cudaOccupancyDefault);
+}
+
+// ---- the driver, of which one function is asked for by name
+
+// (CUDA driver API: cuTensorMapEncodeTiled. What this machine's copies do not know is refused too.)
+static CUresult encode_tensor_map(CUtensorMap* map, CUtensorMapDataType type, cuuint32_t rank, void* address,
+                                  const cuuint64_t* extents, const cuuint64_t* strides, const cuuint32_t* box,
+                                  const cuuint32_t* every, CUtensorMapInterleave interleave, CUtensorMapSwizzle swizzle,
+                                  CUtensorMapL2promotion, CUtensorMapFloatOOBfill fill) {
+  const auto refused = [](const char* why) {
+    complain("cuTensorMapEncodeTiled: %s", why);
+    return CUDA_ERROR_INVALID_VALUE;
+  };
+  if (uintptr_t(map) % 64) return refused("the map is not on a boundary of 64 bytes");
+  if (compute_capability() < 90) return refused("it is for compute capability 9.0");
+  if (type != CU_TENSOR_MAP_DATA_TYPE_BFLOAT16 || rank != 2 || interleave != CU_TENSOR_MAP_INTERLEAVE_NONE ||
+      swizzle != CU_TENSOR_MAP_SWIZZLE_128B || fill != CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE || every[0] != 1 ||
+      every[1] != 1 || box[0] != uint32_t(gated::wgmma_line))
+    return refused("expected two dimensions of bf16, boxes 64 elements wide, swizzled in 128 bytes, 0 outside");
+  const gated::TmaMatrix matrix = {uintptr_t(address), extents[0], extents[1], strides[0], box[1]};
+  if (const char* const wrong = gated::tma_refuses(matrix)) return refused(wrong);
+  if (!is_device_address(address)) return refused("the matrix is not in device memory");
+  write_tensor_map(map, matrix);
+  return CUDA_SUCCESS;
+}
+
+cudaError_t cudaGetDriverEntryPointByVersion(const char* name, void** function, unsigned version,
+                                             unsigned long long flags, cudaDriverEntryPointQueryResult* answer) {
+  return call([&] {
+    require_device("cudaGetDriverEntryPointByVersion", 0, function);
+    require_device("cudaGetDriverEntryPointByVersion", 0, answer);
+    if (flags != cudaEnableDefault)
+      refuse(cudaErrorInvalidValue, "cudaGetDriverEntryPointByVersion: flags %llu", flags);
+    const bool is_known = !strcmp(name, "cuTensorMapEncodeTiled");
+    *answer = !is_known         ? cudaDriverEntryPointSymbolNotFound
+              : version < 12000 ? cudaDriverEntryPointVersionNotSufficent
+                                : cudaDriverEntryPointSuccess;
+    *function = *answer == cudaDriverEntryPointSuccess ? reinterpret_cast<void*>(encode_tensor_map) : nullptr;
+  });
+}
+
+cudaError_t cudaGetDriverEntryPoint(const char* name, void** function, unsigned long long flags,
+                                    cudaDriverEntryPointQueryResult* answer) {
+  return cudaGetDriverEntryPointByVersion(name, function, CUDART_VERSION, flags, answer);
 }
 
 // ---- what nvcc's host code calls: crt/host_runtime.h and crt/device_functions.h declare it

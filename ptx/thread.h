@@ -5,7 +5,8 @@
 //   global    device memory: addresses that nobody but the machine can follow (ptx/machine.h)
 //   shared    32-bit addresses from 0, of the block; `shared_window` before them makes generic addresses of them
 //   local     the thread's own, on its stack
-//   generic   one of the three, told apart by its value
+//   generic   one of the three, told apart by its value; `parameter_window` before a kernel's parameters makes addresses
+//             of them, which tensor maps have
 //
 // Every access is checked: inside one live allocation, shared variable or local array, and on a boundary of its own
 // size. `line` is the line of the kernel's C++, where a fault finds the instruction and the line of the source.
@@ -20,7 +21,7 @@ namespace ptx {
 
 constexpr uint64_t device_begin = 0x100000000000, device_bytes = uint64_t{1} << 36;
 constexpr uint64_t storage_begin = device_begin + 2 * device_bytes, live_begin = device_begin + 4 * device_bytes;
-constexpr uint64_t shared_window = 0x0e0000000000, window_bytes = uint64_t{1} << 32;
+constexpr uint64_t shared_window = 0x0e0000000000, parameter_window = 0x0d0000000000, window_bytes = uint64_t{1} << 32;
 
 // An allocation begins on a boundary of 256 bytes. A table has for each 64 bytes of device memory how many of them,
 // from the first on, are inside a live allocation; another has for each 16 bytes of a block's shared memory a bit for
@@ -28,7 +29,7 @@ constexpr uint64_t shared_window = 0x0e0000000000, window_bytes = uint64_t{1} <<
 constexpr uint64_t global_granule = 64, shared_granule = 16;
 
 enum class Space { global, shared, local, generic, parameter };
-enum class WarpOp { sync, shuffle, ballot, ldmatrix, mma, wgmma };
+enum class WarpOp { sync, shuffle, ballot, ldmatrix, mma, wgmma, registers };
 
 struct Index {
   uint32_t x, y, z;
@@ -56,8 +57,14 @@ struct Services {
   virtual void commit_products(Thread&) = 0;
   virtual void wait_products(Thread&, uint32_t pending, unsigned line) = 0;
   virtual float arrived(Thread&, float mark) = 0;
-  // What the thread has written to shared memory may be read by wgmma.
+  // What the thread has written to shared memory may be read by wgmma, and a barrier that it made be used by copies.
   virtual void fence_proxy(Thread&) = 0;
+  // A barrier (mbarrier) in shared memory. A try is false once before the thread waits for good.
+  virtual void make_mbarrier(Thread&, uint64_t address, uint32_t arrivals, unsigned line) = 0;
+  virtual void arrive_at_mbarrier(Thread&, uint64_t address, uint32_t announced_bytes, unsigned line) = 0;
+  virtual bool try_mbarrier(Thread&, uint64_t address, uint32_t parity, unsigned line) = 0;
+  // A box of a matrix into shared memory, from element x of line y on; its bytes count at a barrier.
+  virtual void copy_box(Thread&, uint64_t to, uint64_t map, int32_t x, int32_t y, uint64_t mbarrier, unsigned line) = 0;
 };
 
 struct Thread {
@@ -270,6 +277,15 @@ inline LdMatrix ldmatrix(Thread& t, bool transposed, unsigned tiles, uint64_t ro
 inline void mma(Thread& t, Mma& record, unsigned line) {
   t.machine->meet(t, WarpOp::mma, ~0u, &record, line);
 }
+// From here on each thread of the warp has so many registers: more than before, or fewer.
+struct Registers {
+  uint32_t count;
+  bool more;
+};
+inline void set_registers(Thread& t, uint32_t count, bool more, unsigned line) {
+  Registers record{count, more};
+  t.machine->meet(t, WarpOp::registers, ~0u, &record, line);
+}
 
 // A sum that wgmma has under way is a mark: a NaN whose upper ten bits no operation gives, and which says in the others
 // what it stands for. So it can be moved from register to register, as nvcc does with sums that are under way, and
@@ -277,7 +293,8 @@ inline void mma(Thread& t, Mma& record, unsigned line) {
 struct Wgmma {
   uint64_t a, b;
   bool add, a_along, b_along;  // do rows of A, columns of B run along the lines?
-  float sums[128];
+  uint32_t columns;
+  float sums[128];  // columns / 2 of them
 };
 constexpr uint32_t mark_begin = 0xff800000u, mark_bits = 0x003fffffu;
 inline bool is_mark(float x) {

@@ -187,12 +187,15 @@ def cvt(k, parts, operands):
     return k.write(d, f"to_integer<{C[to]}>({value})" if of == "f32" else f"{C[to]}({value})", to)
 
 
+WINDOWS = {"shared": "shared_window", "param": "parameter_window"}
+
+
 def cvta(k, parts, operands):
     d, a = operands
     address = k.read(a, "u64")
     if parts[1] == "to":
         return k.write(d, address + (" - shared_window" if parts[2] == "shared" else ""), "u64")
-    return k.write(d, address + (" + shared_window" if parts[1] == "shared" else ""), "u64")
+    return k.write(d, address + (f" + {WINDOWS[parts[1]]}" if parts[1] in WINDOWS else ""), "u64")
 
 
 def place(k, space, kind, n, address, store):
@@ -277,10 +280,11 @@ def wgmma(k, parts, operands):
         arrive = " ".join(f"{name} = arrived(t, {name});" for name in sorted(x[1:] for x in k.sums))
         return f"t.machine->wait_products(t, {number(operands[0])}, {{line}}); {arrive}"
     sums, a, b, add, *signs, a_along, b_along = operands
-    sums = k.vector(sums, 128)
+    columns = int(re.search(r"n(\d+)k16", parts[4])[1])
+    sums = k.vector(sums, columns // 2)
     if signs != ["1", "1"] or not {a_along, b_along} <= {"0", "1"}:
         raise Unknown
-    given = (f"{k.read(a, 'b64')}, {k.read(b, 'b64')}, {k.read(add, 'pred')}, {a_along}, {b_along}, "
+    given = (f"{k.read(a, 'b64')}, {k.read(b, 'b64')}, {k.read(add, 'pred')}, {a_along}, {b_along}, {columns}, "
              f"{{{{{', '.join(k.read(x, 'f32') for x in sums)}}}}}")
     results = " ".join(k.write(x, f"m.sums[{i}]", "f32") for i, x in enumerate(sums))
     return f"{{{{ Wgmma m{{{{{given}}}}}; t.machine->multiply_async(t, m, {{line}}); {results} }}}}"
@@ -290,7 +294,36 @@ def fence_proxy(k, parts, operands):
     return "t.machine->fence_proxy(t);"
 
 
+def mbarrier(k, parts, operands):
+    if parts[1] == "try_wait":
+        p, place, parity = operands
+        text = f"t.machine->try_mbarrier(t, {k.address(place, 'shared')}, {k.read(parity, 'u32')}, {{line}})"
+        return k.write(p, text, "pred")
+    if parts[1] == "init":
+        place, arrivals = operands
+        return f"t.machine->make_mbarrier(t, {k.address(place, 'shared')}, {k.read(arrivals, 'u32')}, {{line}});"
+    state, place, *announced = operands
+    if state != "_" or len(announced) != ("expect_tx" in parts):
+        raise Unknown
+    count = k.read(announced[0], "u32") if announced else "0"
+    return f"t.machine->arrive_at_mbarrier(t, {k.address(place, 'shared')}, {count}, {{line}});"
+
+
+def copy_box(k, operands):
+    to, box, count = operands
+    found = re.fullmatch(r"\[(%\w+),\s*(\{.*\})\s*\]", box)
+    x, y = (k.read(part, "s32") for part in k.vector(found[2], 2))
+    return (f"t.machine->copy_box(t, {k.address(to, 'shared')}, {k.read(found[1], 'u64')}, {x}, {y}, "
+            f"{k.address(count, 'shared')}, {{line}});")
+
+
+def setmaxnreg(k, parts, operands):
+    return f"set_registers(t, {number(operands[0])}, {str(parts[1] == 'inc').lower()}, {{line}});"
+
+
 def cp(k, parts, operands):
+    if parts[2] == "bulk":
+        return copy_box(k, operands)
     if parts[2] == "commit_group":
         return "t.machine->commit_copies(t);"
     if parts[2] == "wait_group":
@@ -356,7 +389,7 @@ INSTRUCTIONS = {
     "selp": (f"f32|[bsu]{SIZE}", selp),
     "mov": (f"pred|f32|[bsu]{SIZE}", mov),
     "cvt": ("rn.bf16(x2)?.f32|[us](8|16|32|64).[us](8|16|32|64)|rn.f32.[us](8|16|32|64)|rzi.[us](8|16|32|64).f32", cvt),
-    "cvta": ("(to.)?(global|shared|local).u64", cvta),
+    "cvta": ("(to.)?(global|shared|local).u64|param.u64", cvta),
     "ld": (f"(volatile.)?((global|shared|local|param).)?{VALUES}", ld),
     "st": (f"(volatile.)?((global|shared|local).)?{VALUES}", st),
     "bra": ("|uni", bra),
@@ -367,9 +400,13 @@ INSTRUCTIONS = {
     "vote": ("sync.ballot.b32", vote),
     "ldmatrix": ("sync.aligned.m8n8.x[124](.trans)?.shared.b16", ldmatrix),
     "mma": ("sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32", mma),
-    "wgmma": ("(fence|commit_group|wait_group).sync.aligned|mma_async.sync.aligned.m64n256k16.f32.bf16.bf16", wgmma),
+    "wgmma": ("(fence|commit_group|wait_group).sync.aligned|mma_async.sync.aligned.m64n(192|256)k16.f32.bf16.bf16",
+              wgmma),
     "fence": ("proxy.async.shared::cta", fence_proxy),
-    "cp": ("async.(cg.shared.global|commit_group|wait_group|wait_all)", cp),
+    "cp": ("async.(cg.shared.global|commit_group|wait_group|wait_all|"
+           "bulk.tensor.2d.shared::cluster.global.mbarrier::complete_tx::bytes)", cp),
+    "mbarrier": ("(init|arrive(.expect_tx)?|try_wait.parity).shared::cta.b64", mbarrier),
+    "setmaxnreg": ("(inc|dec).sync.aligned.u32", setmaxnreg),
 }
 ARITHMETIC = ("add", "sub", "mul", "fma", "div", "rcp", "sqrt", "max", "min")
 

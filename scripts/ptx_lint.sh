@@ -6,14 +6,17 @@
 # that.)
 # Of bf16 it allows roundings to nearest and the two instructions of tensor cores that core/mma.h models: mma.sync, and
 # wgmma with sums of fp32 and no sign changed, alone or added to (its predicate). All other arithmetic is in fp32.
+# Copies move bits, but for those that add (cp.reduce.async.bulk), and a tensor's box is 0 or NaN outside of it, as its
+# map says (core/tma.cuh): of them it allows boxes of two dimensions that land in shared memory.
 # Needs nvcc, not a GPU.
 # usage: scripts/ptx_lint.sh FILE.ptx...
 set -u
 [ $# -gt 0 ] || { echo "ptx_lint: no PTX file given" >&2; exit 2; }
 bad='\.approx|\.ftz|\.full|(add|sub|mul|div|sqrt|fma|mad)\.f(32|64)|mad\.f|(add|sub|mul|fma)\.r[zmp]\.|(ex2|lg2|sin|cos|tanh|rsqrt)\.|(min|max)\.([a-zA-Z]+\.)*(f|bf)(16|32|64)'
-bad="$bad|(add|sub|mul|fma|neg|abs|tanh|ex2)\.([a-z]+\.)*b?f16|cvt\.(rz|rm|rp|rna|rs)\.|cvt\.[a-z.0-9]*(e[2-5]m[1-3]|tf32)|w?g?mma\.|tcgen05\."
+bad="$bad|(add|sub|mul|fma|neg|abs|tanh|ex2)\.([a-z]+\.)*b?f16|cvt\.(rz|rm|rp|rna|rs)\.|cvt\.[a-z.0-9]*(e[2-5]m[1-3]|tf32)|w?g?mma\.|tcgen05\.|cp\.(reduce\.)?async\.bulk"
 allowed='max\.f32[^,]*,[^,]*, 0f00000000;|mma\.sync\.aligned\.m16n8k16\.row\.col\.f32\.bf16\.bf16\.f32[^.]'
-allowed="$allowed|wgmma\.mma_async\.sync\.aligned\.m64n256k16\.f32\.bf16\.bf16 \{[^}]*\}, %rd[0-9]+, %rd[0-9]+, %[a-z_0-9]+, 1, 1, [01], [01];"
+allowed="$allowed|wgmma\.mma_async\.sync\.aligned\.m64n(256|192)k16\.f32\.bf16\.bf16 \{[^}]*\}, %rd[0-9]+, %rd[0-9]+, %[a-z_0-9]+, 1, 1, [01], [01];"
+allowed="$allowed|cp\.async\.bulk\.tensor\.2d\.shared::cluster\.global\.mbarrier::complete_tx::bytes "
 allowed="$allowed|wgmma\.(fence|commit_group|wait_group)\.sync\.aligned"
 atomic='(red|atom)\.[a-z.]*f(32|64)'
 failed=0
