@@ -188,7 +188,7 @@ def work_of(function, counted):
 # ---- what was counted
 
 def annotated(path):
-    """For each line of a kernel's C++ the kind of access and the line of its source."""
+    """For each line of a kernel's C++ the kind of access, the line of its source, and of wgmma the columns."""
     lines, source = {}, ""
     for number, text in enumerate(read(path).splitlines(), 1):
         code, _, comment = text.partition("// ")
@@ -196,7 +196,8 @@ def annotated(path):
             continue
         if code.strip():
             opcode = re.sub(r"^@!?%\w+\s+", "", comment).split(" ")[0]
-            lines[number] = (sass.kind_of(opcode, 2), source)
+            columns = re.search(r"m64n(\d+)k16", opcode)
+            lines[number] = (sass.kind_of(opcode, 2), source, int(columns[1]) if columns else 0)
         else:
             source = comment.split(" in ")[0]
     return lines
@@ -280,13 +281,13 @@ def predict(launch, function, resources):
     counted, turns, ranges, sectors = defaultdict(float), 0, [], 0
     lines = annotated(launch["file"])
     for number, space, write, runs, _, line_sectors, line_turns, first, last in launch["lines"]:
-        kind, source = lines.get(number, (None, ""))
+        kind, source, columns = lines.get(number, (None, "", 0))
         if (space == "warp" or kind not in ("ldmatrix", "async", "barrier", "mma", "wgmma", "shuffle") or
                 (kind == "async" and space == "global")):
             counted[kind, source] += runs / launch["sampled"] / warps
         turns += line_turns / launch["sampled"]
-        if kind == "wgmma":  # a quarter of 64 x 16 of A and 256 x 16 of B, in bf16
-            turns += (64 + 256) * 16 * 2 / 128 / 4 * runs / launch["sampled"]
+        if kind == "wgmma":  # a quarter of 64 x 16 of A and so many columns x 16 of B, in bf16
+            turns += (64 + columns) * 16 * 2 / 128 / 4 * runs / launch["sampled"]
         if space == "global":
             moved = line_sectors * 32 / launch["sampled"] * blocks
             sectors += moved

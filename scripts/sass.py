@@ -35,6 +35,7 @@ ANCHORS = [
     ("shuffle", r"SHFL", r"shfl"),
     ("barrier", r"BAR\.", r"bar\."),
     ("async", r"LDGSTS", r"cp\.async\.c[ag]"),
+    ("box", r"UTMALDG", r"cp\.async\.bulk\.tensor"),
     ("read", r"LDG", r"ld\.(volatile\.)?global"),
     ("write", r"STG", r"st\.global"),
     ("read shared", r"LDS\b", r"ld\.(volatile\.)?shared"),

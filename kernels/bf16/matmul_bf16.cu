@@ -128,7 +128,7 @@ __global__ void __launch_bounds__(mma_threads, mma_blocks) matmul_bf16_kernel(Mm
       job.C,    {job.totals, job.N}, job.A,          job.B,        job.bias, m0, job.M, n0, job.N, job.K,
       job.more, job.depth,           job.accumulate, job.activated};
   if constexpr (layout == Layout::tn)
-    if (gridDim.z > 1) take_slice(block);
+    if (gridDim.z > 1) take_slice(block, blockIdx.z);
   multiply_tile<layout, aligned>(block, shared);
 }
 
@@ -217,10 +217,11 @@ static void multiply_by_cublas(const MmaJob<Out>& job, Layout layout, Context& c
 // one of launch_mma, of which two share a multiprocessor: so half as many tiles as there are multiprocessors are enough.
 template <class Out>
 static void multiply_by_tensor_cores(const MmaJob<Out>& job, Layout layout, size_t slices, Context& ctx) {
-  const bool enough = 2 * slices * matmul_wgmma_tiles(job.M, job.N) >= multiprocessors();
+  const bool enough = 2 * slices * matmul_wgmma_tiles(job.M, job.N, 256) >= multiprocessors();
   if (job.more.count > 0 || !enough ||
       !matmul_wgmma(job.C, job.A, job.B, job.M, job.N, job.K, layout, job.accumulate ? Accumulate::yes : Accumulate::no,
-                    job.totals, job.bias, job.activated, ctx, slices))
+                    job.totals, job.bias, job.activated, ctx,
+                    matmul_wgmma_columns(job.M, job.N, slices, multiprocessors()), slices))
     launch_mma(job, layout, slices, ctx);
 }
 

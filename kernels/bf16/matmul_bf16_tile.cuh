@@ -138,8 +138,12 @@ class MmaStrip {
   __device__ static int place(int line, int c) {
     return (line * chunks + (c ^ (k_along_memory ? line / 2 % 4 : line % 8))) * mma_chunk;
   }
-  __device__ static int line() { return int(threadIdx.x) / chunks; }
-  __device__ static int chunk() { return int(threadIdx.x) % chunks; }
+  __device__ static int line() {
+    return int(threadIdx.x) / chunks;
+  }
+  __device__ static int chunk() {
+    return int(threadIdx.x) % chunks;
+  }
 
   int read_, rows_;   // the place of the lane's line for ldmatrix; rows from the thread's first chunk on, up to 128
   const bf16* from_;  // that chunk, of the next strip
@@ -163,15 +167,14 @@ struct MmaBlock {
   Activated activated;
 };
 
-// In tn, where slices go side by side: a block has slice blockIdx.z alone, and C is the first of as many matrices
-// (M, C.ld).
+// In tn, where slices go side by side: a block has this one alone, and C is the first of as many matrices (M, C.ld).
 template <class Out>
-__device__ void take_slice(MmaBlock<Out>& block) {
-  const size_t k = blockIdx.z * matmul_bf16_slice;
+__device__ void take_slice(MmaBlock<Out>& block, size_t slice) {
+  const size_t k = slice * matmul_bf16_slice;
   block.depth = block.K = block.K - k < matmul_bf16_slice ? block.K - k : matmul_bf16_slice;
   block.A.data += k * block.A.ld;
   block.B.data += k * block.B.ld;
-  block.C.data += blockIdx.z * block.m_end * block.C.ld;
+  block.C.data += slice * block.m_end * block.C.ld;
 }
 
 // ---- the end of a tile
@@ -197,38 +200,64 @@ __device__ bool rows_on_quads(const T* data, size_t ld) {
   return uintptr_t(data) % (4 * sizeof(T)) == 0 && ld % 4 == 0;
 }
 
-// Four neighbours of row m of C from column n on; x: their sums over the last slice.
-template <bool may_activate, class Out>
-__device__ void end_quad(const MmaBlock<Out>& block, size_t m, size_t n, Quad x) {
-  Out* const c = block.C.data + m * block.C.ld;
-  const bool quads = rows_on_quads(block.C.data, block.C.ld);
+// May end_quads() take whole quads wherever they lie inside the matrix?
+template <class Out>
+__device__ bool all_on_quads(const MmaBlock<Out>& block) {
+  const Activated& a = block.activated;
+  return rows_on_quads(block.C.data, block.C.ld) && rows_on_quads(block.bias, 4) && rows_on_quads(a.y, block.C.ld) &&
+         rows_on_quads(a.g, block.C.ld) &&
+         (block.depth <= matmul_bf16_slice || rows_on_quads(block.totals.data, block.totals.ld));
+}
+
+// Four neighbours in each of `count` rows of C, m, m + apart, ..., from column n on; x: their sums over the last slice.
+// whole: all of them are inside, and all_on_quads(). Then no branch parts one row's arithmetic from another's, and
+// loads are on their way together.
+template <bool may_activate, bool whole, int count, class Out>
+__device__ void end_quads(const MmaBlock<Out>& block, size_t m, size_t apart, size_t n, Quad (&x)[count]) {
+  const bool quads = whole || rows_on_quads(block.C.data, block.C.ld);
+  const auto load = [&](const auto* data, size_t ld, int i, bool aligned) {
+    const auto* const row = data + (m + i * apart) * ld;
+    return whole ? load_four(row + n) : load_quad_inside(row, n, block.n_end, aligned);
+  };
+  const auto add_to = [&](const Quad(&y)[count]) {
+    for (int i = 0; i < count; i++)
+      for (int k = 0; k < 4; k++) x[i].v[k] = y[i].v[k] + x[i].v[k];
+  };
+  const auto store = [&](auto* data, const Quad(&y)[count], bool aligned) {
+    for (int i = 0; i < count; i++) {
+      auto* const row = data + (m + i * apart) * block.C.ld;
+      whole ? store_four(row + n, y[i]) : store_quad_inside(row, n, block.n_end, y[i], aligned);
+    }
+  };
+  Quad y[count];
   if (block.depth > matmul_bf16_slice) {
     const Matrix<float>& totals = block.totals;
-    const Quad total =
-        load_quad_inside(totals.data + m * totals.ld, n, block.n_end, rows_on_quads(totals.data, totals.ld));
-    for (int k = 0; k < 4; k++) x.v[k] = total.v[k] + x.v[k];
+    for (int i = 0; i < count; i++) y[i] = load(totals.data, totals.ld, i, rows_on_quads(totals.data, totals.ld));
+    add_to(y);
   }
   if (block.accumulate) {
-    const Quad old = load_quad_inside(c, n, block.n_end, quads);
-    for (int k = 0; k < 4; k++) x.v[k] = old.v[k] + x.v[k];
+    for (int i = 0; i < count; i++) y[i] = load(block.C.data, block.C.ld, i, quads);
+    add_to(y);
   } else if (block.bias) {
-    const Quad bias = load_quad<false>(block.bias, n, block.n_end);
-    for (int k = 0; k < 4; k++) x.v[k] = bias.v[k] + x.v[k];
+    y[0] = whole ? load_four(block.bias + n) : load_quad<false>(block.bias, n, block.n_end);
+    for (int i = 1; i < count; i++) y[i] = y[0];
+    add_to(y);
   }
-  store_quad_inside(c, n, block.n_end, x, quads);
+  store(block.C.data, x, quads);
   if constexpr (may_activate) {
     const Activated& a = block.activated;
     if (!a.y) return;
-    const Quad u = stored_quad<Out>(x);
-    const size_t row = m * block.C.ld;
-    const bool whole = quads && rows_on_quads(a.y, block.C.ld) && rows_on_quads(a.g, block.C.ld);
-    const Quad g = a.g ? load_quad_inside(a.g + row, n, block.n_end, whole) : u;
-    Quad y;
-    for (int k = 0; k < 4; k++) {
-      y.v[k] = activation_value(a.act, g.v[k]);
-      if (a.g) y.v[k] = y.v[k] * u.v[k];
-    }
-    store_quad_inside(a.y + row, n, block.n_end, y, whole);
+    for (int i = 0; i < count; i++) x[i] = stored_quad<Out>(x[i]);
+    const bool on_quads = quads && rows_on_quads(a.y, block.C.ld) && rows_on_quads(a.g, block.C.ld);
+    for (int i = 0; i < count; i++) y[i] = a.g ? load(a.g, block.C.ld, i, on_quads) : x[i];
+    with_known_activation<of_glu | of_plain>(a.act, [&](auto act) {
+      for (int i = 0; i < count; i++)
+        for (int k = 0; k < 4; k++) {
+          y[i].v[k] = activation_value(decltype(act)::value, y[i].v[k]);
+          if (a.g) y[i].v[k] = y[i].v[k] * x[i].v[k];
+        }
+    });
+    store(a.y, y, on_quads);
   }
 }
 
@@ -346,9 +375,10 @@ __device__ __forceinline__ void multiply_tile(const MmaBlock<Out>& block, bf16* 
 #pragma unroll 1
     for (int r = warp; r < mma_end_rows; r += mma_threads / 32) {
       const size_t m = block.m0 + r / 32 * 64 + half * 32 + r % 32, n = block.n0 + 4 * lane;
-      if (m < block.m_end && n < block.n_end)
-        end_quad<layout == Layout::nt && storage_of<Out> == Storage::bf16>(
-            block, m, n, load_four(staged + r * mma_end_pitch + 4 * lane));
+      if (m < block.m_end && n < block.n_end) {
+        Quad x[1] = {load_four(staged + r * mma_end_pitch + 4 * lane)};
+        end_quads<layout == Layout::nt && storage_of<Out> == Storage::bf16, false>(block, m, 0, n, x);
+      }
     }
   }
 }

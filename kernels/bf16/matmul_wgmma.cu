@@ -1,76 +1,104 @@
 // matmul_wgmma: products of bf16 matrices by wgmma, which reads its operands from shared memory itself: no ldmatrix, no
-// fragments, one instruction where mma.sync takes 128 of a warp (core/wgmma.cuh). For compute capability 9.0; others
-// take the kernel of kernels/bf16/matmul_bf16.cu, where the order of a sum stands. It is the same here: a chain of
-// ascending k in steps of 16, slices of 4096, an end by end_quad().
+// fragments, one instruction where mma.sync takes 128 of a warp (core/wgmma.cuh); and by TMA, which brings them there
+// itself: no thread copies (core/tma.cuh). For compute capability 9.0; others take the kernel of
+// kernels/bf16/matmul_bf16.cu, where the order of a sum stands. It is the same here: a chain of ascending k in steps of
+// 16, slices of 4096, an end by end_quads().
 //
-//   block   128 x 256 of C, 256 threads: two warpgroups, each with 64 rows and all columns, 128 sums a thread
-//   strip   64 k of both: 128 + 256 lines of 128 bytes, 48 KiB. In a line runs k, or, where memory runs along the rows,
-//           64 of these: one line for each k, and the next 64 rows 64 lines on. Chunks are exchanged as wgmma wants it.
-//   stages  four pairs of strips. Two are on their way (cp.async), one is being multiplied, and one may still be:
+//   block      one a multiprocessor; it takes one tile of C after the other: 128 rows, 256 or 192 columns
+//   strip      64 k of both operands: 128 + 256 lines of 128 bytes, 48 KiB. In a line runs k, or, where memory runs
+//              along the rows, 64 of these: one line for each k, and the next 64 rows 64 lines on
+//   ring       four stages, a strip in each. Of each two barriers: `full`, its bytes are there; `empty`, all eight
+//              warps that read it have done so
+//   producer   one thread, of a warpgroup of its own: waits for an empty stage, asks for a strip
+//   consumers  two warpgroups, each with 64 rows and all columns, 128 sums a thread: wait for a full stage, multiply
 //
-//              strip s    every thread: its copies of s are there, and seen by the tensor core     wait, fence
-//                         barrier: so are all others', and all products of s-2 are done
-//                         ask for the products of s: four steps of 16 k, one group
-//                         ask for strip s+2, into the stage of s-2
-//                         wait until the products of s-1 are done
+//      stage        (s-1) % 4           s % 4           (s+1) % 4         (s+2) % 4
+//              +-----------------+-----------------+-----------------+-----------------+
+//              | strip s-1:      | strip s:        | strip s+1:      | strip s+2:      |     and round again
+//              | may be read yet | is multiplied   | is there        | comes           |
+//              +-----------------+-----------------+-----------------+-----------------+
+//               given back by      waited for by
+//               consumers, for     consumers: full
+//               s+3: empty
 //
-//           So while threads wait at the barrier of s+1, the tensor core has the products of s to do.
+//   Strip s is the (s / 4)th of its stage. Whoever waits for it waits for the phase of that number of `full`, and names
+//   its parity. Before the producer asks for it, it waits for the phase of `empty` before that one; of the first four
+//   strips there is none, which a new barrier says to those who wait for parity 1.
+//
+//              strip s   wait for full (s)
+//                        ask for its products: four steps of 16 k, one group
+//                        wait until those of s-1 are done: give its stage back
+//
+//   So the tensor core has strip s to do while a warp waits for the next, and the producer is up to three strips ahead,
+//   past the end of a tile too: while the consumers end one, the first strips of the next arrive.
+//
+// Registers. They are given to four warps at a time, so a ninth warp takes as many as a third warpgroup, and a thread
+// has 168. 128 are sums, and the end needs more than are left. So the producer's warpgroup gives most of its own away,
+// and the consumers take them (setmaxnreg): 24 + 240 + 240 = 3 * 168.
+//
+// The end is a warp's own: its 16 rows go through a piece of shared memory that is not of the ring, 32 columns at a
+// time, and no warp waits for another. A lane has four rows of four neighbours, and takes each step for several of them
+// together.
+//
+// Tiles go in bands of 16 tiles of rows, down the columns of a band first: what runs at once then reads few rows of A
+// and few of B, and finds most of them in L2.
 //
 // Why the bits stay: wgmma computes mma.sync's step, and those of one thread on the same sums run in the order in which
 // they were asked for. Past the edge of a matrix is 0. What an order of instructions does not see is free: the tile,
-// the stages, which thread holds which element.
+// the stages, which thread holds which element, which block a tile is of.
 //
-// What is still to come:
-//   TMA       one thread asks for a whole box of a matrix. The hardware computes the addresses, fills with zeros past
-//             the edge, writes the box as wgmma wants it, and counts the bytes that have arrived at a barrier in shared
-//             memory. A third warpgroup does nothing else, and gives most of its registers away (setmaxnreg). Two
-//             barriers a stage: one flips when its bytes are there, the other when both consumers have read it.
-//   the grid  one block an SM, which takes one tile after the other: the producer is at the next tile while the
-//             consumers end this one. Tiles go in groups of eight rows, so that A and B are found in L2.
-//   the end   rounded sums go through stmatrix into a stage that is free, and from there by TMA.
+// What is still to come: clusters of two blocks, which share what they read of B (multicast), so that L2 gives two
+// thirds of the bytes. Consumers that take turns, one ending its tile while the other multiplies.
 // Attention gains in the same way: a producer for K and V, two consumers with 64 queries each that take turns, so that
 // one computes its exponentials while the tensor core multiplies for the other. Its tiles of 64 keys are part of the
 // result: two of them may lie in one stage, but their maxima are taken one after the other.
-//
-// On an H200 every shape of tests/test_matmul_bf16.cpp has these bits, at 0.30 to 0.55 of cuBLASLt's speed
-// (docs/gpu.md): the eight warps issue in 40 % of the slots, and wait in the others.
 //
 // tests/test_matmul_bf16.cpp
 #include "kernels/bf16/matmul_wgmma.h"
 
 #include "core/launch.cuh"
+#include "core/tma.cuh"
 #include "core/wgmma.cuh"
 #include "kernels/bf16/matmul_bf16_tile.cuh"
 
 namespace gated {
 
-constexpr int wgmma_tile_rows = 2 * wgmma_rows, wgmma_block = 2 * wgmma_threads, wgmma_stages = 4;
-constexpr uint32_t wgmma_a_bytes = wgmma_tile_rows * wgmma_line_bytes, wgmma_b_bytes = wgmma_columns * wgmma_line_bytes;
-constexpr uint32_t wgmma_stage_bytes = wgmma_a_bytes + wgmma_b_bytes;
-// (and what it takes to begin on a boundary of eight lines)
-constexpr size_t wgmma_shared = size_t{wgmma_stages} * wgmma_stage_bytes + wgmma_group_bytes;
-constexpr int wgmma_end_pitch = wgmma_columns + 8;  // as mma_end_pitch
+constexpr int wgmma_tile_rows = 2 * wgmma_rows, wgmma_stages = 4;
+constexpr int wgmma_consumers = 2 * wgmma_threads, wgmma_block = wgmma_consumers + wgmma_threads;  // threads
+constexpr int wgmma_band = 16;                                                                     // tiles
+constexpr int wgmma_producer_registers = 24, wgmma_consumer_registers = 240;                       // of a thread
+// Of the end, a warp: 16 rows of 32 columns. They lie 40 floats apart: as mma_end_pitch.
+constexpr int wgmma_end_rows = 16, wgmma_end_columns = 32, wgmma_end_pitch = wgmma_end_columns + 8;
+constexpr size_t wgmma_end_floats = size_t{wgmma_end_rows} * wgmma_end_pitch;
 static_assert(matmul_bf16_slice % wgmma_line == 0, "a slice is a whole number of strips");
-static_assert(wgmma_tile_rows * wgmma_end_pitch * sizeof(float) <= wgmma_shared - wgmma_group_bytes);
 
-// One operand: `rows` rows of A, or columns of B, of a block, and 64 k at a time.
+constexpr uint32_t wgmma_a_bytes = wgmma_tile_rows * wgmma_line_bytes;
+constexpr uint32_t wgmma_stage_bytes(int columns) {
+  return wgmma_a_bytes + uint32_t(columns) * wgmma_line_bytes;
+}
+// The ring, the ends of eight warps, the barriers; and what it takes to begin on a boundary of eight lines.
+constexpr size_t wgmma_shared(int columns) {
+  return wgmma_stages * size_t{wgmma_stage_bytes(columns)} + wgmma_consumers / 32 * wgmma_end_floats * sizeof(float) +
+         2 * wgmma_stages * sizeof(Mbarrier) + wgmma_group_bytes;
+}
+
+// One operand: `rows` rows of A, or columns of B, of a tile, and 64 k at a time.
 template <bool rows_along, int rows>
 struct WgmmaStrip {
-  Matrix<const bf16> matrix;
-  size_t row0, end, K;
+  static constexpr int box_lines = rows_along ? wgmma_line : rows;
 
-  // Asks for the strip from k0 on; what is past the matrix is 0. A thread has chunk threadIdx.x % 8 of each 32nd line.
-  __device__ void copy(unsigned char* shared, size_t k0, AsyncCopies& copies) const {
-    const int c = int(threadIdx.x) % 8;
+  static TmaMatrix matrix(Matrix<const bf16> m, size_t all_rows, size_t K) {
+    return tma_matrix(m.data, m.ld, rows_along ? all_rows : K, rows_along ? K : all_rows, box_lines);
+  }
+
+  // Asks for rows from row0 and k from k0 on.
+  __device__ static void copy(unsigned char* stage, const TensorMap& map, int row0, int k0, Mbarrier& full) {
+    if constexpr (rows_along) {
 #pragma unroll
-    for (int i = 0; i < rows / 32; i++) {
-      const int line = int(threadIdx.x) / 8 + 32 * i;
-      const size_t row = row0 + (rows_along ? line / wgmma_line * wgmma_line + c * mma_chunk : line),
-                   k = k0 + (rows_along ? line % wgmma_line : c * mma_chunk);
-      const size_t left = row >= end || k >= K ? 0 : rows_along ? end - row : K - k;
-      const size_t at = left == 0 ? 0 : rows_along ? k * matrix.ld + row : row * matrix.ld + k;
-      copies.copy16(shared + line * wgmma_line_bytes + (c ^ line % 8) * 16, matrix.data + at,
-                    left < mma_chunk ? 2 * unsigned(left) : 16);
+      for (int row = 0; row < rows; row += wgmma_line)
+        tma_copy(stage + row * wgmma_line_bytes, map, row0 + row, k0, full);
+    } else {
+      tma_copy(stage, map, k0, row0, full);
     }
   }
 
@@ -81,90 +109,171 @@ struct WgmmaStrip {
   }
 };
 
-template <Layout layout, class Out>
-__global__ void __launch_bounds__(wgmma_block, 1) matmul_wgmma_kernel(MmaBlock<Out> block) {
-  DYNAMIC_SHARED(unsigned char, shared);
-  unsigned char* const stages = shared + (-shared_address(shared) & (wgmma_group_bytes - 1));
-  block.m0 = size_t{blockIdx.x} * wgmma_tile_rows;
-  block.n0 = size_t{blockIdx.y} * wgmma_columns;
-  if constexpr (layout == Layout::tn)
-    if (gridDim.z > 1) take_slice(block);
+// The tiles of all slices that go side by side, in the order in which they are taken.
+struct WgmmaTiles {
+  unsigned rows, columns, slices;  // how many tiles one above the other, and side by side
+
+  struct Place {
+    unsigned row, column, slice;
+  };
+  __device__ unsigned count() const { return rows * columns * slices; }
+  __device__ Place at(unsigned tile) const {
+    const unsigned slice = tile / (rows * columns), in_slice = tile % (rows * columns);
+    const unsigned band = in_slice / (wgmma_band * columns), in_band = in_slice % (wgmma_band * columns);
+    const unsigned first = band * wgmma_band, high = rows - first < wgmma_band ? rows - first : wgmma_band;
+    return {first + in_band % high, in_band / high, slice};
+  }
+};
+
+// A slice has ended that is not the last of a tile's: the thread's sums are added to those of the slices before.
+template <int columns, class Out>
+__device__ void keep_total(const MmaBlock<Out>& block, const WgmmaSums<columns>& sums, int first_row, bool is_first) {
+  const int first_column = int(threadIdx.x) % 32 % 4 * 2;  // of the thread: to it a sum's place is a constant
+  const size_t left = block.n_end - block.n0;
+  int inside = (left < columns ? int(left) : columns) - first_column;
+  keep_in_register(inside);  // (or the comparisons below would be made for every tile, whether a slice ends or not)
+  float* const totals = block.totals.data + block.n0 + size_t(first_column);
+  for_wgmma_sums(0, columns / 2, [&](int i, int r, int c) {
+    const size_t m = block.m0 + size_t(first_row + r);
+    if (m >= block.m_end || c - first_column >= inside) return;
+    float& total = totals[m * block.totals.ld + size_t(c - first_column)];
+    total = is_first ? sums.x[i] : total + sums.x[i];
+  });
+}
+
+template <Layout layout, int columns, class Out>
+__global__ void __launch_bounds__(wgmma_block, 1)
+    matmul_wgmma_kernel(const __grid_constant__ TensorMap map_a, const __grid_constant__ TensorMap map_b,
+                        const MmaBlock<Out> product, const WgmmaTiles tiles) {
   constexpr bool a_along = layout == Layout::tn, b_along = layout != Layout::nt;
   using StripA = WgmmaStrip<a_along, wgmma_tile_rows>;
-  using StripB = WgmmaStrip<b_along, wgmma_columns>;
-  const StripA strip_a{block.A, block.m0, block.m_end, block.K};
-  const StripB strip_b{block.B, block.n0, block.n_end, block.K};
-  const int strips = int((block.K + wgmma_line - 1) / wgmma_line);
-  const int first_row = int(threadIdx.x) / wgmma_threads * wgmma_rows;  // of this warpgroup
-
-  AsyncCopies copies;
-  const auto stage = [&](int s) { return stages + s % wgmma_stages * wgmma_stage_bytes; };
-  const auto copy = [&](int s) {
-    if (s < strips) {
-      strip_a.copy(stage(s), size_t(s) * wgmma_line, copies);
-      strip_b.copy(stage(s) + wgmma_a_bytes, size_t(s) * wgmma_line, copies);
+  using StripB = WgmmaStrip<b_along, columns>;
+  constexpr uint32_t stage_bytes = wgmma_stage_bytes(columns);
+  DYNAMIC_SHARED(unsigned char, shared);
+  unsigned char* const stages = shared + (-shared_address(shared) & (wgmma_group_bytes - 1));
+  float* const ends = reinterpret_cast<float*>(stages + wgmma_stages * stage_bytes);
+  Mbarrier* const full = reinterpret_cast<Mbarrier*>(ends + wgmma_consumers / 32 * wgmma_end_floats);
+  Mbarrier* const empty = full + wgmma_stages;
+  if (threadIdx.x == 0) {
+    for (int i = 0; i < wgmma_stages; i++) {
+      full[i].init(1);
+      empty[i].init(wgmma_consumers / 32);
     }
-    copies.commit();  // an empty group where there is no strip, so that groups count strips
-  };
-  copy(0);
-  copy(1);
+    fence_proxy_async();
+  }
+  __syncthreads();  // the barriers are there: from here on they are all that orders
 
-  WgmmaSums sums;
+  const int warp = int(threadIdx.x) / 32, lane = int(threadIdx.x) % 32;
+  const auto depth_of = [&](unsigned slice) {
+    const size_t left = product.K - slice * matmul_bf16_slice;
+    return int(tiles.slices > 1 && left > matmul_bf16_slice ? matmul_bf16_slice : left);
+  };
+  unsigned s = 0;  // strips so far
+
+  if (threadIdx.x >= wgmma_consumers) {
+    give_registers<wgmma_producer_registers>();
+    if (threadIdx.x > wgmma_consumers) return;
+    for (unsigned tile = blockIdx.x; tile < tiles.count(); tile += gridDim.x) {
+      const auto [row, column, slice] = tiles.at(tile);
+      const int k0 = int(slice * matmul_bf16_slice), end = k0 + depth_of(slice);
+#pragma unroll 1
+      for (int k = k0; k < end; k += wgmma_line, s++) {
+        const unsigned i = s % wgmma_stages;
+        unsigned char* const stage = stages + i * stage_bytes;
+        empty[i].wait(s / wgmma_stages % 2 ^ 1);
+        full[i].arrive(stage_bytes);
+        StripA::copy(stage, map_a, int(row) * wgmma_tile_rows, k, full[i]);
+        StripB::copy(stage + wgmma_a_bytes, map_b, int(column) * columns, k, full[i]);
+      }
+    }
+    return;
+  }
+
+  take_registers<wgmma_consumer_registers>();
+  // What the warp has read may be written over.
+  const auto give_back = [&](unsigned strip) {
+    if (lane == 0) empty[strip % wgmma_stages].arrive();
+  };
+  const int first_row = warp / 4 * wgmma_rows;  // of this warpgroup
+  WgmmaSums<columns> sums;
   constexpr int strips_of_slice = matmul_bf16_slice / wgmma_line;
 #pragma unroll 1
-  for (int s = 0; s < strips; s++) {
-    copies.template wait<1>();  // all but strip s+1
-    fence_proxy_async();
-    __syncthreads();
-    const uint32_t a = shared_address(stage(s)), b = a + wgmma_a_bytes;
-    sums.fence();
+  for (unsigned tile = blockIdx.x; tile < tiles.count(); tile += gridDim.x) {
+    const auto place = tiles.at(tile);
+    MmaBlock<Out> block = product;
+    block.m0 = size_t{place.row} * wgmma_tile_rows;
+    block.n0 = size_t{place.column} * columns;
+    if (tiles.slices > 1) take_slice(block, place.slice);
+    const int strips = (depth_of(place.slice) + wgmma_line - 1) / wgmma_line;
+#pragma unroll 1
+    for (int begin = 0, end; begin < strips; begin = end) {  // a slice of k: one chain
+      end = strips - begin < strips_of_slice ? strips : begin + strips_of_slice;
+#pragma unroll 1
+      for (int strip = begin; strip < end; strip++, s++) {
+        full[s % wgmma_stages].wait(s / wgmma_stages % 2);
+        const uint32_t a = shared_address(stages) + s % wgmma_stages * stage_bytes, b = a + wgmma_a_bytes;
+        sums.fence();
 #pragma unroll
-    for (int k = 0; k < wgmma_line; k += int(mma_depth))
-      sums.template multiply<a_along, b_along>(StripA::descriptor(a, first_row, k), StripB::descriptor(b, 0, k),
-                                               s % strips_of_slice != 0 || k > 0);
-    sums.commit();
-    copy(s + 2);
-    if ((s + 1) % strips_of_slice == 0 && s + 1 < strips) {  // a slice ends that is not the last
+        for (int k = 0; k < wgmma_line; k += int(mma_depth))
+          sums.template multiply<a_along, b_along>(StripA::descriptor(a, first_row, k), StripB::descriptor(b, 0, k),
+                                                   strip > begin || k > 0);
+        sums.commit();
+        sums.template wait<1>();
+        if (strip > begin) give_back(s - 1);
+      }
       sums.template wait<0>();
-      for_wgmma_sums(0, wgmma_sums, [&](int i, int r, int c) {
-        const size_t m = block.m0 + first_row + r, n = block.n0 + c;
-        if (m >= block.m_end || n >= block.n_end) return;
-        float& total = block.totals.data[m * block.totals.ld + n];
-        total = s < strips_of_slice ? sums.x[i] : total + sums.x[i];
-      });
-    } else {
-      sums.template wait<1>();
+      give_back(s - 1);
+      if (end < strips) keep_total(block, sums, first_row, begin == 0);
+    }
+
+    constexpr bool may_activate = layout == Layout::nt && storage_of<Out> == Storage::bf16;
+    float* const staged = ends + warp * wgmma_end_floats;
+    block.m0 += size_t(warp * wgmma_end_rows);
+    const bool on_quads = all_on_quads(block) && block.m0 + wgmma_end_rows <= block.m_end;
+#pragma unroll 1
+    for (int c0 = 0; c0 < columns; c0 += wgmma_end_columns) {
+#pragma unroll
+      for (int part = 0; part < columns; part += wgmma_end_columns)  // (registers have no numbers at run time)
+        if (part == c0)
+          for_wgmma_sums(part / 2, part / 2 + wgmma_end_columns / 2, [&](int i, int r, int c) {
+            if (i % 2 == 0)
+              *reinterpret_cast<float2*>(staged + r % wgmma_end_rows * wgmma_end_pitch + c - part) = {sums.x[i],
+                                                                                                      sums.x[i + 1]};
+          });
+      __syncwarp();
+      constexpr int apart = 4, at_once = may_activate ? 2 : 4;  // eight lanes have a row
+      const int first = lane / 8, c = lane % 8 * 4;
+      const size_t n = block.n0 + size_t(c0 + c);
+      const auto end = [&]<bool whole, int count>(int row) {
+        Quad x[count];
+        for (int i = 0; i < count; i++) x[i] = load_four(staged + (row + i * apart) * wgmma_end_pitch + c);
+        end_quads<may_activate, whole>(block, block.m0 + size_t(row), apart, n, x);
+      };
+      if (on_quads && block.n0 + size_t(c0 + wgmma_end_columns) <= block.n_end) {
+#pragma unroll 1
+        for (int row = first; row < wgmma_end_rows; row += apart * at_once) end.template operator()<true, at_once>(row);
+      } else {
+#pragma unroll 1
+        for (int row = first; row < wgmma_end_rows; row += apart)
+          if (block.m0 + size_t(row) < block.m_end && n < block.n_end) end.template operator()<false, 1>(row);
+      }
+      __syncwarp();
     }
   }
-  sums.template wait<0>();
-  __syncthreads();  // all products are made: the strips are no longer needed
-
-  float* const staged = reinterpret_cast<float*>(stages);
-  for_wgmma_sums(0, wgmma_sums, [&](int i, int r, int c) {
-    if (i % 2 == 0)
-      *reinterpret_cast<float2*>(staged + (first_row + r) * wgmma_end_pitch + c) = {sums.x[i], sums.x[i + 1]};
-  });
-  __syncthreads();
-  const int lane = int(threadIdx.x) % 32;
-#pragma unroll 1
-  for (int r = int(threadIdx.x) / 32; r < wgmma_tile_rows; r += wgmma_block / 32)
-#pragma unroll 1
-    for (int c = 4 * lane; c < wgmma_columns; c += 4 * 32)
-      if (block.m0 + r < block.m_end && block.n0 + c < block.n_end)
-        end_quad<layout == Layout::nt && storage_of<Out> == Storage::bf16>(block, block.m0 + r, block.n0 + c,
-                                                                           load_four(staged + r * wgmma_end_pitch + c));
 }
 
 template <class Out>
 bool matmul_wgmma(Matrix<Out> C, Matrix<const bf16> A, Matrix<const bf16> B, size_t M, size_t N, size_t K,
                   Layout layout, Accumulate accumulate, float* totals, const float* bias, const Activated& activated,
-                  Context& ctx, size_t slices) {
-  const size_t columns = ceil_div(N, wgmma_columns);
-  if (K == 0 || K > mma_most_k || columns > 65535 || !mma_aligned(A) || !mma_aligned(B)) return false;
+                  Context& ctx, int columns, size_t slices) {
+  constexpr size_t most = size_t{1} << 30;  // of a coordinate, which is an int
+  const WgmmaTiles tiles = {unsigned(ceil_div(M, wgmma_tile_rows)), unsigned(ceil_div(N, columns)), unsigned(slices)};
+  const size_t count = slices * matmul_wgmma_tiles(M, N, columns);
+  if (K == 0 || M > most || N > most || K > most || count > most) return false;
 #ifdef __CUDACC__
   if (compute_capability() != 90) return false;
 #endif
-  if (ctx.mma_arithmetic != MmaArithmetic::hopper || shared_limit() < wgmma_shared) return false;
+  if (ctx.mma_arithmetic != MmaArithmetic::hopper || shared_limit() < wgmma_shared(columns)) return false;
   const MmaBlock<Out> product = {.C = C,
                                  .totals = {totals, N},
                                  .A = A,
@@ -179,18 +288,27 @@ bool matmul_wgmma(Matrix<Out> C, Matrix<const bf16> A, Matrix<const bf16> B, siz
                                  .depth = K,
                                  .accumulate = accumulate == Accumulate::yes,
                                  .activated = activated};
-  const dim3 grid(grid_of(ceil_div(M, wgmma_tile_rows)).x, unsigned(columns), unsigned(slices));
-  const auto run = [&](auto kernel) { launch(kernel, grid, wgmma_block, wgmma_shared, ctx, product); };
+  const auto run = [&]<Layout l, int width>() {
+    const TmaMatrix a = WgmmaStrip<l == Layout::tn, wgmma_tile_rows>::matrix(A, M, K);
+    const TmaMatrix b = WgmmaStrip<l != Layout::nt, width>::matrix(B, N, K);
+    if (tma_refuses(a) || tma_refuses(b)) return false;
+    launch(matmul_wgmma_kernel<l, width, Out>, grid_of(std::min(count, multiprocessors())), wgmma_block,
+           wgmma_shared(width), ctx, tensor_map(a), tensor_map(b), product, tiles);
+    return true;
+  };
+  const auto run_layout = [&]<Layout l>() {
+    return columns == 192 ? run.template operator()<l, 192>() : run.template operator()<l, 256>();
+  };
   switch (layout) {
-    case Layout::nt: run(matmul_wgmma_kernel<Layout::nt, Out>); break;
-    case Layout::nn: run(matmul_wgmma_kernel<Layout::nn, Out>); break;
-    case Layout::tn: run(matmul_wgmma_kernel<Layout::tn, Out>); break;
+    case Layout::nt: return run_layout.template operator()<Layout::nt>();
+    case Layout::nn: return run_layout.template operator()<Layout::nn>();
+    case Layout::tn: return run_layout.template operator()<Layout::tn>();
   }
-  return true;
+  return false;
 }
 template bool matmul_wgmma(Matrix<float>, Matrix<const bf16>, Matrix<const bf16>, size_t, size_t, size_t, Layout,
-                           Accumulate, float*, const float*, const Activated&, Context&, size_t);
+                           Accumulate, float*, const float*, const Activated&, Context&, int, size_t);
 template bool matmul_wgmma(Matrix<bf16>, Matrix<const bf16>, Matrix<const bf16>, size_t, size_t, size_t, Layout,
-                           Accumulate, float*, const float*, const Activated&, Context&, size_t);
+                           Accumulate, float*, const float*, const Activated&, Context&, int, size_t);
 
 }  // namespace gated

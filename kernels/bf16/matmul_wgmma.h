@@ -5,19 +5,27 @@
 
 namespace gated {
 
-// Tiles of 128 x 256, each a block's.
-constexpr size_t matmul_wgmma_tiles(size_t M, size_t N) {
-  return ceil_div(M, 128) * ceil_div(N, 256);
+// Tiles of 128 rows and so many columns: what a block makes at a time.
+constexpr size_t matmul_wgmma_tiles(size_t M, size_t N, int columns) {
+  return ceil_div(M, 128) * ceil_div(N, columns);
+}
+
+// The width of tiles that is done first: where there are too few wide ones, or few in the last wave, narrow ones are.
+constexpr int matmul_wgmma_columns(size_t M, size_t N, size_t slices, size_t multiprocessors) {
+  const auto time = [&](int columns) {
+    return ceil_div(slices * matmul_wgmma_tiles(M, N, columns), multiprocessors) * columns;
+  };
+  return time(192) < time(256) ? 192 : 256;
 }
 
 // C (M,N) = product (+ bias), or C = C + product, where this kernel can make it: on a GPU of compute capability 9.0 (an
 // emulator that has its tensor cores and its shared memory), of A and B on boundaries of 16 bytes, their rows too, and
-// K > 0. False where it cannot: then nothing was done.
+// K > 0. False where it cannot: then nothing was done. columns: 256 or 192, of a tile.
 // totals (M,N) of scratch: where K is more than one slice. bias, activated: as of matmul_bf16(). slices: where it is
 // more than 1, in tn, all of K's go side by side, and C is the first of as many matrices (M, C.ld), each of one slice.
 template <class Out>
 bool matmul_wgmma(Matrix<Out> C, Matrix<const bf16> A, Matrix<const bf16> B, size_t M, size_t N, size_t K,
                   Layout layout, Accumulate accumulate, float* totals, const float* bias, const Activated& activated,
-                  Context& ctx, size_t slices = 1);
+                  Context& ctx, int columns, size_t slices = 1);
 
 }  // namespace gated
