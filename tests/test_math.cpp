@@ -186,6 +186,19 @@ TEST_CASE("math: exp_to_40 has exact_exp's bits at every float up to 40", "[.exh
   CHECK(differ == 0);
 }
 
+TEST_CASE("math: a GPU's 2/x is rounded as a division, of every mantissa", "[math]") {
+  size_t wrong = 0;
+  for (uint32_t exponent = 1; exponent <= 32; exponent++)
+    for (uint32_t mantissa = 0; mantissa < 1 << 23; mantissa += exponent == 1 ? 1 : 1021) {
+      const float x = bits_float((127 + exponent) << 23 | mantissa);
+      wrong += detail::newton_two_over(x) != 2.0f / x;
+    }
+  REQUIRE(wrong == 0);
+  const float most = bits_float((127 + 9) << 23 | 0x7fffff);  // (where the steps alone round down)
+  REQUIRE(detail::newton_two_over(most) == 2.0f / most);
+  REQUIRE(std::isnan(detail::newton_two_over(NAN)));
+}
+
 TEST_CASE("math: golden fingerprints", "[math]") {
   for (const Function& f : functions) {
     INFO(f.name << " 0x" << std::hex << fingerprint(mapped(f, inputs())));
