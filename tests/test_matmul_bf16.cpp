@@ -225,8 +225,9 @@ TEST_CASE("matmul_bf16: wgmma has the bits of the reference", "[matmul_bf16][bit
   const KeepsSimtConfig restore;
   simt::config.shared_limit = shared_limit_sm_90;
 #endif
-  // Two tiles both ways, with tails; more strips than stages, the last one half empty; two slices; less than one step.
-  for (const Size s : {Size{136, 264, 88}, {72, 40, 5 * 64 + 24}, {8, 24, matmul_bf16_slice + 72}, {8, 8, 8}})
+  // Two tiles both ways, with tails; more strips than stages, the last one half empty, and on a stand-in more tiles than
+  // multiprocessors; two slices; less than one step.
+  for (const Size s : {Size{136, 264, 88}, {520, 40, 4 * 64 + 24}, {8, 24, matmul_bf16_slice + 72}, {8, 8, 8}})
     for (int i = 0; i < 6; i++) {
       const Layout layout = layouts[i / 2];
       const int columns = i % 2 ? 192 : 256;
