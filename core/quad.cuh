@@ -25,6 +25,7 @@ __device__ inline Quad load_four(const bf16* p) {
   const FourBf16 f = *reinterpret_cast<const FourBf16*>(p);
   return {{f.v[0], f.v[1], f.v[2], f.v[3]}};
 }
+// (Two words, or nvcc may make four stores of them.)
 struct __attribute__((may_alias, aligned(8))) TwoPairs {
   uint32_t first, second;
 };

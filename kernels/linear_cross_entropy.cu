@@ -221,10 +221,10 @@ __global__ void __launch_bounds__(long_row_threads)
     // asks for the next row's: a copy writes after it was asked for, never before, and the asm keeps its place behind
     // the read.
     const bool fetches = kept && row + gridDim.x < rows;
-    const float* next = logits + (row + gridDim.x) * ld + first;
-    S* to = dlogits + row * ld + first;
     if (!dlogits && !fetches) continue;
-    for (int v = first; v < V; v += chunk, next += chunk, to += chunk) {
+    const float* next = logits + (row + gridDim.x) * ld + first;
+    S* to = dlogits ? dlogits + row * ld + first : nullptr;
+    for (int v = first; v < V; v += chunk, next += chunk) {
       if (dlogits) {
         Quad d = {};
         if (counted) {
@@ -234,11 +234,8 @@ __global__ void __launch_bounds__(long_row_threads)
             for (int k = 0; k < 4; k++)
               if (v + k == target) d.v[k] = dlogit(q.v[k], lse, 1.0f, dloss);
         }
-        if (v + 4 <= V) {
-          store_four(to, d);
-        } else {
-          for (int k = 0; k < 4 && v + k < V; k++) to[k] = S(d.v[k]);
-        }
+        store_quad_inside(to, 0, size_t(V - v), d, true);
+        to += chunk;
       }
       if (fetches) fetch(next, v);
     }

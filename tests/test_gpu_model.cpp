@@ -97,9 +97,10 @@ TEST_CASE("gpu_model: launches of a step are those of two steps less those of on
   REQUIRE(f.python(R"(
 import gpu_model as m
 shapes = {1: ["k", 8], 2: ["k", 8], 3: ["k", 8], 4: ["k", 9]}
-print(m.settled({1: 12, 2: 16, 3: -20, 4: 5}, shapes))
-print(m.settled({1: 12, 4: -1}, shapes))
-)") == "{2: 8, 4: 5}\n{1: 12}\n");
+print(m.settled({1: 12, 2: 16, 3: -20, 4: 5}, shapes, {2}))
+print(m.settled({1: 12, 4: -1}, shapes, set()))
+print(m.settled({1: 12, 2: 16, 3: -20, 4: 5}, shapes, {3}))
+)") == "{2: 8, 4: 5}\n{1: 12}\n{1: 12, 2: 16, 4: 5}\n");
 }
 
 TEST_CASE("gpu_profile: what Nsight Compute prints, and beside which row it goes", "[scripts]") {

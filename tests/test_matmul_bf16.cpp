@@ -11,6 +11,10 @@
 
 using namespace gated;
 
+// Of 132 multiprocessors: the head's dh would leave 36 idle, weight gradients would take a second wave for 12 tiles.
+static_assert(matmul_wgmma_columns(4096, 768, 1, 132) == 192 && matmul_wgmma_columns(768, 768, 8, 132) == 192);
+static_assert(matmul_wgmma_columns(32768, 3072, 1, 132) == 256 && matmul_wgmma_columns(16896, 256, 1, 132) == 256);
+
 namespace {
 
 constexpr Layout layouts[] = {Layout::nt, Layout::nn, Layout::tn};

@@ -530,6 +530,7 @@ TEST_CASE("ranks: the log says which one is slow, and an emulated one has the bi
   const std::string said =
       f.done(launch("1") + run + "two --device=cpu : -n 1 {repo}/train " + run + "two --device=emulated");
   REQUIRE(fingerprint_in(said) == whole);
+  REQUIRE(contains(said, "2, 2 on this host, by MPI, 1 of 2 slices each"));
   std::istringstream log(f.read("two/log.jsonl"));
   double compute[2] = {}, exchange[2] = {}, seconds = 0;
   for (std::string line; std::getline(log, line);) {

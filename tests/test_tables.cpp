@@ -282,6 +282,10 @@ assert value({"outlier_sizes_by_state": [[None, None]], "median_by_state": [None
 # A spike stands 0.3 above the median of the 25 losses in front of it, which it does not move.
 assert spikes({"losses": [9.0] * 5 + [2.0] * 20 + [2.31] + [2.29] * 5 + [3.0]}) == 2
 assert spikes({"losses": [2.0] * 24 + [9.0]}) == 0
+# The peak of four measurements stands at the second, after half of the steps.
+peaks = {"measured": [{"step": 10 * n, "largest_activation": peak} for n, peak in ((1, 3), (2, 8), (3, 5), (4, 6))]}
+columns = TABLES["p2-training"].columns
+assert [columns[c].value(peaks | peaks["measured"][-1]) for c in ("highest", "highest at", "kept")] == [8, 0.5, 0.75]
 layers = {"gate_score_mean_by_layer": [0.1, 0.2, 0.3, 0.4]}
 assert [at_layer("gate_score_mean_by_layer", share, "", 3).value(layers) for share in (0, 1)] == [0.1, 0.4]
 assert at_layer("gate_score_mean_by_layer", 0, "", 3).value({}) is None
