@@ -39,7 +39,7 @@ namespace gated {
 // A matrix of `lines` lines of `length` elements, `ld` from one to the next, of which a copy takes 64 of each of
 // box_lines.
 inline TmaMatrix tma_matrix(const bf16* data, size_t ld, size_t length, size_t lines, int box_lines) {
-  return {uintptr_t(data), length, lines, ld * sizeof(bf16), uint32_t(box_lines)};
+  return {uintptr_t(data), length, lines, ld * sizeof(bf16), size_t(box_lines)};
 }
 
 #ifdef __CUDACC__
@@ -66,7 +66,7 @@ inline TensorMap tensor_map(const TmaMatrix& m) {
   }();
   TensorMap map;
   const cuuint64_t extents[] = {m.length, m.lines}, pitch[] = {m.pitch};
-  const cuuint32_t box[] = {cuuint32_t(wgmma_line), m.box_lines}, every[] = {1, 1};
+  const cuuint32_t box[] = {cuuint32_t(wgmma_line), cuuint32_t(m.box_lines)}, every[] = {1, 1};
   const CUresult answer = encode(&map, CU_TENSOR_MAP_DATA_TYPE_BFLOAT16, 2, reinterpret_cast<void*>(m.address), extents,
                                  pitch, box, every, CU_TENSOR_MAP_INTERLEAVE_NONE, CU_TENSOR_MAP_SWIZZLE_128B,
                                  CU_TENSOR_MAP_L2_PROMOTION_L2_128B, CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);

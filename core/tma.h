@@ -34,14 +34,14 @@ namespace gated {
 
 constexpr uint32_t tma_most_lines = 256, tma_chunk = 8;  // of a box; bf16 in 16 bytes
 
-// A matrix of bf16, as copies see it. A box is 64 elements wide.
+// A matrix of bf16, as copies see it: where it begins, the elements of a line, lines, bytes from one to the next. A box
+// is 64 elements wide. (No padding: who compares launches compares bytes.)
 struct TmaMatrix {
-  uint64_t address, length, lines, pitch;  // of its first element; of a line; lines; bytes from line to line
-  uint32_t box_lines;
+  uint64_t address, length, lines, pitch, box_lines;
 };
 
-constexpr uint32_t tma_box_bytes(uint32_t box_lines) {
-  return box_lines * wgmma_line_bytes;
+constexpr uint32_t tma_box_bytes(uint64_t box_lines) {
+  return uint32_t(box_lines) * wgmma_line_bytes;
 }
 
 // What cuTensorMapEncodeTiled refuses, in words; null where nothing is wrong.

@@ -172,7 +172,7 @@ def mov(k, parts, operands):
         size = bits(kind) // len(pieces)
         return k.write(d, " | ".join(f"{C[kind]}({k.read(piece, f'b{size}')}) << {size * i}"
                                      for i, piece in enumerate(pieces)), kind)
-    return k.write(d, k.copied(a, d, kind), kind)
+    return k.write(d, k.symbol(a) if d in k.addresses else k.copied(a, d, kind), kind)
 
 
 def cvt(k, parts, operands):
@@ -472,6 +472,7 @@ class Kernel:
         self.parameters = []    # offset and bytes
         self.parameter_bytes = 0
         self.loaded = set()     # of these bytes, those that instructions name: of a struct, no padding
+        self.addresses = {}     # registers that hold the address of a parameter, and that address
         for text in parameters:
             parameter, size, alignment = variable_of(text)
             at = align(self.parameter_bytes, alignment)
@@ -497,11 +498,15 @@ class Kernel:
         self.shared_at = at + size + 16
 
     def loads(self, operand, size):
-        """A load of a parameter. (Where a register has the address, whoever took it may read all of the parameter.)"""
+        """A load of a parameter, by its name or by a register that holds its address and nothing else."""
         name, offset = re.fullmatch(r"\[\s*([^+\]\s]+)(?:\+(-?\d+))?\s*\]", operand).groups()
-        if name in self.symbols:
-            at = self.symbols[name][1] + int(offset or 0)
-            self.loaded.update(range(at, at + size))
+        at = self.symbols[name][1] if name in self.symbols else self.addresses.get(name)
+        if at is not None:
+            self.loaded.update(range(at + int(offset or 0), at + int(offset or 0) + size))
+
+    def loads_all(self, at):
+        """Whoever computes with the address of a parameter may read all of it."""
+        self.loaded.update(range(at, at + dict(self.parameters)[at]))
 
     def vector(self, operand, *lengths):
         """What stands in braces; how many of them there may be."""
@@ -515,6 +520,8 @@ class Kernel:
 
     def read(self, operand, kind):
         """The operand as a C++ value of this type."""
+        if operand in self.addresses:
+            self.loads_all(self.addresses[operand])
         if operand in self.registers:
             held, name = self.registers[operand], operand[1:]
             if held == kind or (held not in ("f32", "pred") and C[kind] == unsigned(held)):
@@ -543,7 +550,7 @@ class Kernel:
         if operand in self.symbols or operand == self.dynamic:
             space, at = self.symbols.get(operand, (None, 0))
             if space == "param":
-                self.loaded.update(range(at, at + dict(self.parameters)[at]))
+                self.loads_all(at)
             return f"{C[kind]}({self.symbol(operand)})"
         raise Unknown
 
@@ -564,6 +571,10 @@ class Kernel:
             if not found:
                 continue
             opcode, to, rest = found.groups()
+            space, at = self.symbols.get(rest.strip(" ,"), (None, 0))
+            again = self.addresses.keys() & set(re.findall(r"%\w+", to))
+            if again or opcode.startswith("mov") and space == "param":
+                self.addresses |= dict.fromkeys(again or {to}, None if again else at)
             if opcode in ("mov.f32", "selp.f32"):
                 sources = rest.split(",")[1:]
                 copies.append((to, {source.strip() for source in sources[:2]}))
@@ -576,6 +587,7 @@ class Kernel:
         # (where sums that are under way may be: also in copies)
         while more := {to for to, sources in copies if sources & self.sums} - self.sums:
             self.sums |= more
+        self.addresses = {to: at for to, at in self.addresses.items() if at is not None}  # (those written once)
         self.computed = (made | {to for to, _ in copies}) - others
         plain = re.compile(r"0f(?!7[fF][89a-fA-F]|[fF]{2}[89a-fA-F])[0-9a-fA-F]{8}")
         while kept := {to for to, sources in copies if to in self.computed and

@@ -226,25 +226,9 @@ MODELS = {
 OF_ALL = "--device=cuda --precision=bf16 --warmup=1 --sample-tokens=0 --val-batches=1 --data=self"
 
 
-def settled(times, shapes, repeated):
-    """How often each call runs, without those below 0. An argument that another run has otherwise, such as what lies
-    between a struct's fields, makes it another call there: what a call lacks is taken from calls of the same shape.
-    But what is `repeated`, the same call in every run, and below 0 is of no step: the trainer makes a product of its
-    own for a fifth of a second (matmul_peak), and what takes one tile after the other has the shape of other products.
-    """
-    times = dict(times)
-    for call in times.keys() - repeated:
-        for other in times:
-            if times[call] < 0 < times[other] and shapes[other] == shapes[call]:
-                taken = min(-times[call], times[other])
-                times[call] += taken
-                times[other] -= taken
-    return {call: n for call, n in times.items() if n > 0}
-
-
 def launches_of(train, flags, runs):
     """The launches of a step, each with what it does."""
-    times, shapes, described, seen = defaultdict(int), {}, {}, []
+    times, described = defaultdict(int), {}
     for weight, more, with_blocks in runs:
         with tempfile.TemporaryDirectory(prefix="gpu_model_") as folder:
             counts = os.path.join(folder, "counts")
@@ -254,14 +238,12 @@ def launches_of(train, flags, runs):
                                    stderr=subprocess.STDOUT, text=True)
             if ended.returncode:
                 refuse(f"{' '.join(command)}: " + " | ".join(ended.stdout.strip().splitlines()[-6:]))
-            seen.append(set())
             for launch in map(json.loads, read(counts).splitlines()):
-                seen[-1].add(launch["call"])
                 times[launch["call"]] += weight * launch["times"]
-                shapes[launch["call"]] = [launch[what] for what in ("kernel", "grid", "block", "dynamic")]
                 if with_blocks:
                     described[launch["call"]] = launch
-    times = settled(times, shapes, set.intersection(*seen))
+    # (Below 0 is the product that matmul_peak repeats for a fifth of a second: more often where no blocks run.)
+    times = {call: n for call, n in times.items() if n > 0}
     unknown = times.keys() - described.keys()
     if unknown:
         refuse(f"{len(unknown)} launches were seen in no run whose blocks ran")

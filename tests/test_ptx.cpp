@@ -112,8 +112,12 @@ st.global.u64 [%rd2+24], %rd5;
 ld.param.f32 %f1, [last];
 st.global.f32 [%rd2+32], %f1;
 )");
-  entry("all_of_a_parameter", "\t.param .u32 first,\n\t.param .align 8 .b8 big[24]",
-        "mov.b64 %rd5, big;\nld.param.u32 %r10, [%rd5+4];\n");
+  // By a register that holds an address; one that holds a sum with it; one that has held another address.
+  for (const auto& [name, body] : {std::pair("by_address", "mov.b64 %rd5, big;\n"),
+                                   {"by_sum", "mov.b64 %rd6, big;\nadd.s64 %rd5, %rd6, 4;\n"},
+                                   {"by_two", "mov.b64 %rd5, first;\nmov.b64 %rd5, big;\n"}})
+    entry(name, "\t.param .u32 first,\n\t.param .align 8 .b8 big[24]",
+          body + std::string("ld.param.u32 %r10, [%rd5+4];\n"));
 
   // Every thread has local memory of its own, shared memory is the block's; both are fresh in each block.
   entry("own", two_pointers,
@@ -218,9 +222,11 @@ TEST_CASE("Parameters lie where C puts them") {
   for (size_t i = 0; i < places.size(); i++)
     CHECK(std::pair(k.parameters[i].offset, k.parameters[i].bytes) == places[i]);
   CHECK(k.parameter_bytes == sizeof p);
-  // Of `big` bytes 4 to 23; a parameter whose address is taken may be read all over.
+  // Of `big` bytes 4 to 23; a parameter with whose address something is computed may be read all over.
   CHECK(k.loaded == std::vector<ptx::Parameter>{{0, 17}, {28, 22}, {52, 4}});
-  CHECK(kernel("all_of_a_parameter").loaded == std::vector<ptx::Parameter>{{8, 24}});
+  CHECK(kernel("by_address").loaded == std::vector<ptx::Parameter>{{12, 4}});
+  CHECK(kernel("by_sum").loaded == std::vector<ptx::Parameter>{{8, 24}});
+  CHECK(kernel("by_two").loaded == std::vector<ptx::Parameter>{{0, 4}, {8, 24}});
   const Device<unsigned char> out(36);
   p.in = p.out = out.p, p.small = 200, p.half = 0xabcd, p.last = 1.5f;
   for (unsigned char i = 0; i < 24; i++) p.big.bytes[i] = (unsigned char)(0x80 + 7 * i);
