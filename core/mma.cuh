@@ -71,9 +71,13 @@ __device__ inline void ldmatrix(uint32_t (&x)[4], const bf16* row) {
                  : "memory");
 }
 
-// For a value that a loop needs and that is cheap to make again: the compiler would, in every turn.
+// For a value that a loop needs and that is cheap to make again: the compiler would, in every turn. And for one of
+// which it should not know the last bits: where an address ends in zeros, nvcc makes four stores of a float4.
 __device__ inline void keep_in_register(int& x) {
   asm volatile("" : "+r"(x));
+}
+__device__ inline void keep_in_register(size_t& x) {
+  asm volatile("" : "+l"(x));
 }
 
 // A thread's copies from global to shared memory.
@@ -180,6 +184,7 @@ inline void ldmatrix(uint32_t (&x)[4], const bf16* row, simt::Place at = simt::P
 
 // From when a copy is asked for until it is waited for, nobody may count on what its destination holds: it is NaN.
 inline void keep_in_register(int&) {}
+inline void keep_in_register(size_t&) {}
 
 class AsyncCopies {
  public:

@@ -25,15 +25,13 @@ __device__ inline Quad load_four(const bf16* p) {
   const FourBf16 f = *reinterpret_cast<const FourBf16*>(p);
   return {{f.v[0], f.v[1], f.v[2], f.v[3]}};
 }
-// (Two words, or nvcc may make four stores of them.)
-struct __attribute__((may_alias, aligned(8))) TwoPairs {
-  uint32_t first, second;
-};
 __device__ inline void store_four(float* p, Quad q) {
   *reinterpret_cast<float4*>(p) = make_float4(q.v[0], q.v[1], q.v[2], q.v[3]);
 }
+// (One word: of a struct of two or four nvcc may make as many stores. Floats it would first move into pairs of registers.)
+typedef uint64_t __attribute__((may_alias)) EightBytes;
 __device__ inline void store_four(bf16* p, Quad q) {
-  *reinterpret_cast<TwoPairs*>(p) = {two_bf16(q.v[0], q.v[1]), two_bf16(q.v[2], q.v[3])};
+  *reinterpret_cast<EightBytes*>(p) = two_bf16(q.v[0], q.v[1]) | uint64_t{two_bf16(q.v[2], q.v[3])} << 32;
 }
 
 // Elements i..i+3 of a row of n. `aligned` (n a multiple of 4, row on a boundary of four elements) loads them at once;

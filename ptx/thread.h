@@ -196,11 +196,13 @@ inline float copysign_f32(float a, float b) {
   return as<float>((as<uint32_t>(a) & 0x80000000u) | (as<uint32_t>(b) & 0x7fffffffu));
 }
 // `count` low bits of a in the place of those of b from `from` on (9.7.1.20).
-inline uint32_t bfi(uint32_t a, uint32_t b, uint32_t from, uint32_t count) {
+template <class Word>
+inline Word bfi(Word a, Word b, uint32_t from, uint32_t count) {
+  constexpr uint32_t bits = 8 * sizeof(Word);
   from &= 255, count &= 255;
-  if (from > 31 || count == 0) return b;
-  const uint64_t mask = ((uint64_t{1} << (count < 32 ? count : 32)) - 1) << from;
-  return uint32_t((b & ~mask) | ((uint64_t(a) << from) & mask));
+  if (from >= bits || count == 0) return b;
+  const Word mask = (count < bits ? (Word{1} << count) - 1 : ~Word{0}) << from;
+  return (b & ~mask) | ((a << from) & mask);
 }
 // How far the highest 1 is from the top; all bits 1 where there is none (9.7.1.17).
 inline uint32_t bfind_shiftamt(uint32_t a) {

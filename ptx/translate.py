@@ -349,6 +349,12 @@ def integers(function, kinds):
     return handler
 
 
+def bfi(k, parts, operands):
+    kind, (d, a, b, *places) = parts[-1], operands
+    values = [k.read(a, kind), k.read(b, kind), *(k.read(place, "u32") for place in places)]
+    return k.write(d, f"bfi<{C[kind]}>({', '.join(values)})", kind)
+
+
 def copysign(k, parts, operands):
     d, a, b = operands
     return k.write(d, f"copysign_f32({k.seen(a, 'f32')}, {k.seen(b, 'f32')})", "f32")
@@ -381,7 +387,7 @@ INSTRUCTIONS = {
     "shr": (f"[bsu]{SIZE}", shift("shr")),
     "popc": ("b32", integers("__builtin_popcount", ["b32"])),
     "brev": ("b32", integers("brev", ["b32"])),
-    "bfi": ("b32", integers("bfi", ["b32", "b32", "u32", "u32"])),
+    "bfi": ("b(32|64)", bfi),
     "bfind": ("shiftamt.u32", integers("bfind_shiftamt", ["b32"])),
     "prmt": ("b32", integers("prmt", ["b32", "b32", "b32"])),
     "setp": (f"(eq|ne).[bsu]{SIZE}|(lt|le|gt|ge).{INTEGER}|(lo|ls|hi|hs).u{SIZE}|((eq|ne|lt|le|gt|ge)u?|num|nan).f32",

@@ -214,6 +214,7 @@ __device__ bool all_on_quads(const MmaBlock<Out>& block) {
 // loads are on their way together.
 template <bool may_activate, bool whole, int count, class Out>
 __device__ void end_quads(const MmaBlock<Out>& block, size_t m, size_t apart, size_t n, Quad (&x)[count]) {
+  keep_in_register(n);  // (it ends in zeros)
   const bool quads = whole || rows_on_quads(block.C.data, block.C.ld);
   const auto load = [&](const auto* data, size_t ld, int i, bool aligned) {
     const auto* const row = data + (m + i * apart) * ld;
