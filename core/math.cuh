@@ -113,9 +113,9 @@ HD float power_of_two(int32_t n) {
   return bits_float((uint32_t(n) + 127u) << 23);
 }
 
-// 2/x, rounded to nearest, for 2 <= x < 2^33 and NaN, by sums and products alone. The difference of bits is 1/x to 12 %,
-// three of Newton's steps make it all but the last bit. The rounding then needs a y that is not below 1/x: a trifle more
-// than the fourth step. An exponent changes no step, and every mantissa was tried (tests/test_math.cpp).
+// 2/x, rounded to nearest, for 2 <= x < 2^33 and NaN, by sums and products alone. The difference of bits is 1/x to
+// 12 %, three of Newton's steps make it all but the last bit. The rounding then needs a y that is not below 1/x: a
+// trifle more than the fourth step. An exponent changes no step, and every mantissa was tried (tests/test_math.cpp).
 HD float newton_two_over(float x) {
   float y = bits_float(0x7ef311c7u - float_bits(x));
   y = fmaf(y, fmaf(-x, y, 1.0f), y);

@@ -28,7 +28,7 @@ __device__ inline Quad load_four(const bf16* p) {
 __device__ inline void store_four(float* p, Quad q) {
   *reinterpret_cast<float4*>(p) = make_float4(q.v[0], q.v[1], q.v[2], q.v[3]);
 }
-// (One word: of a struct of two or four nvcc may make as many stores. Floats it would first move into pairs of registers.)
+// (One word: of a struct nvcc may make a store a field. Floats it would first move into pairs of registers.)
 typedef uint64_t __attribute__((may_alias)) EightBytes;
 __device__ inline void store_four(bf16* p, Quad q) {
   *reinterpret_cast<EightBytes*>(p) = two_bf16(q.v[0], q.v[1]) | uint64_t{two_bf16(q.v[2], q.v[3])} << 32;

@@ -1,12 +1,12 @@
 // machine: what runs translated PTX on a CPU, as the runtime (ptx/runtime.cpp) sees it: device memory, kernels,
 // launches.
 //
-//   device memory   has addresses of its own, at which nothing lies that the host could read: it stands elsewhere, and the
-//                   machine alone knows where. A host that follows such a pointer ends with a line that says so.
+//   device memory   has addresses of its own, at which nothing lies that the host could read: it stands elsewhere, and
+//                   the machine alone knows where. A host that follows such a pointer ends with a line that says so.
 //                   An address is given out once, and never again: memory that was given back is gone for good.
 //   kernels         are found by the names that nvcc gave them, in the folder where ptx/translate.py has put them
-//   a launch        runs all blocks to their end, one after another, or ends with the first fault. A thread is a fiber, which
-//                   runs until it waits for others
+//   a launch        runs all blocks to their end, one after another, or ends with the first fault. A thread is a fiber,
+//                   which runs until it waits for others
 // tests/test_ptx.cpp
 #pragma once
 #include <cstddef>

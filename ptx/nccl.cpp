@@ -1,9 +1,9 @@
-// nccl: what the project calls of NCCL, between processes that MPI has started. A group of sends and receives is a piece
-// of work in its stream (ptx/stream.h):
+// nccl: what the project calls of NCCL, between processes that MPI has started. A group of sends and receives is a
+// piece of work in its stream (ptx/stream.h):
 //
 //   starts   as soon as nothing is left that it stands behind but groups before it, and then takes what it sends, and
-//            fills with NaN what it receives into. What writes there from then on until the group is done is a fault, and what reads there
-//            reads NaN: so it does not wait for the group, or the group does not wait for it
+//            fills with NaN what it receives into. What writes there from then on until the group is done is a fault,
+//            and what reads there reads NaN: so it does not wait for the group, or the group does not wait for it
 //   is done  when each other rank's group of the same number has started, and sends to this one what it receives, and
 //            receives what it sends, in the same order and sizes. Another order or size is a fault, and a group that
 //            does not come within a minute
@@ -69,8 +69,8 @@ char* follow(const Operation& o) {
          explain(o.at, o.bytes).c_str());
 }
 
-// A group of one rank. To each other one goes a message: how many sends to it and their sizes, how many receives from it
-// and theirs, then what is sent.
+// A group of one rank. To each other one goes a message: how many sends to it and their sizes, how many receives from
+// it and theirs, then what is sent.
 class Group {
  public:
   Group(ncclComm& c, std::vector<Operation> operations)

@@ -156,7 +156,8 @@ size_t span(const char* call, Rows rows, size_t width, size_t height) {
 }
 
 // "API synchronization behavior" says who waits for what:
-//   from pageable memory   it is read during the call, behind a wait for the stream in a blocking call; what follows is late
+//   from pageable memory   it is read during the call, behind a wait for the stream in a blocking call; what
+//                          follows is late
 //   to pageable memory     it is there when the call returns, as is what goes from host to host
 //   pinned memory          is read and written late. A blocking call waits for that. What is to be written is NaN until
 //                          then, unless work that stands before it uses it

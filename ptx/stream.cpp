@@ -178,8 +178,8 @@ Event& event_of(cudaEvent_t handle) {
 
 // ---- work
 
-// Starts what stands behind nothing any more, or only behind what has started in its stream, which ends by itself. Where
-// there is nothing to do, it is done.
+// Starts what stands behind nothing any more, or only behind what has started in its stream, which ends by itself.
+// Where there is nothing to do, it is done.
 void start_what_can() {
   State& s = state();
   for (auto next = s.to_start.begin(); next != s.to_start.end();) {

@@ -1,8 +1,8 @@
 // stream: the order in which work that was given to the device is done, and the faults of those who give it.
 //
-//   a stream    is a queue. What is put into it runs late: when the host waits for it, and then no more of it than the wait
-//               needs. So whoever reads a result too early reads what was there before, and whoever uses staging memory
-//               again too early sends the wrong numbers. On a GPU both go well most of the time
+//   a stream    is a queue. What is put into it runs late: when the host waits for it, and then no more of it than the
+//               wait needs. So whoever reads a result too early reads what was there before, and whoever uses staging
+//               memory again too early sends the wrong numbers. On a GPU both go well most of the time
 //   a capture   takes the work of its streams down instead: a graph, whose launch is one piece of work
 //   a fault     of a piece of work ends all work. Every call from there on answers with it, as CUDA's do
 //

@@ -5,8 +5,8 @@
 //   global    device memory: addresses that nobody but the machine can follow (ptx/machine.h)
 //   shared    32-bit addresses from 0, of the block; `shared_window` before them makes generic addresses of them
 //   local     the thread's own, on its stack
-//   generic   one of the three, told apart by its value; `parameter_window` before a kernel's parameters makes addresses
-//             of them, which tensor maps have
+//   generic   one of the three, told apart by its value; `parameter_window` before a kernel's parameters makes
+//             addresses of them, which tensor maps have
 //
 // Every access is checked: inside one live allocation, shared variable or local array, and on a boundary of its own
 // size. `line` is the line of the kernel's C++, where a fault finds the instruction and the line of the source.

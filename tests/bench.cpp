@@ -1,17 +1,18 @@
 // bench: how fast each operation is, beside a peer or a ceiling measured in the same run.
 //   matmul        GFLOP/s beside OpenBLAS (CPU) or cuBLAS (GPU, fp32, no TF32), and as a share of the measured FMA peak
-//   bf16          GFLOP/s of products of bf16 matrices beside cuBLASLt (GPU), and as a share of the faster one's best; on the CPU by
-//                 the arithmetic of tensor cores, beside our own products of floats
-//   grouped       GFLOP/s of products with a matrix per expert beside one product of as many rows with one matrix; grouped-bf16
-//                 of bf16
-//   attention     GFLOP/s, and as a share of the measured FMA peak (CPU); attention-bf16 of bf16, on a GPU as a share of the best
-//                 product of bf16 matrices
-//   operations    the others, over floats: GB/s of the bytes that one must move, as a share of the measured copy bandwidth;
-//                 operations-bf16 over bf16
+//   bf16          GFLOP/s of products of bf16 matrices beside cuBLASLt (GPU), and as a share of the faster one's best;
+//                 on the CPU by the arithmetic of tensor cores, beside our own products of floats
+//   grouped       GFLOP/s of products with a matrix per expert beside one product of as many rows with one matrix;
+//                 grouped-bf16 of bf16
+//   attention     GFLOP/s, and as a share of the measured FMA peak (CPU); attention-bf16 of bf16, on a GPU as a share
+//                 of the best product of bf16 matrices
+//   operations    the others, over floats: GB/s of the bytes that one must move, as a share of the measured copy
+//                 bandwidth; operations-bf16 over bf16
 //   training      tokens/s of whole steps: the default model, and one of GPT-2 124M's size at B 4, T 64
-//   gpt2-124m     on a GPU: the same of GPT-2 124M at B 32, T 1024 in bf16, with our products, with cuBLASLt's, and with its
-//                 launches as CUDA graphs
-//   generation    tokens/s of sequences that grow, and the bytes of weights that a token needs as a share of the copy bandwidth
+//   gpt2-124m     on a GPU: the same of GPT-2 124M at B 32, T 1024 in bf16, with our products, with cuBLASLt's, and
+//                 with its launches as CUDA graphs
+//   generation    tokens/s of sequences that grow, and the bytes of weights that a token needs as a share of the copy
+//                 bandwidth
 // Times on a shared machine wander: every pair is measured in turns and each side keeps its best, so that the ratios
 // stand where the times do not.
 // make bench | build/release/bench [FILE.json] [PART]: writes the rows to the file; only the part that is named, or all

@@ -1,4 +1,4 @@
-// What every test binary links, compiled once: main() (Catch2 v3 brings its own, libCatch2Main) and regular expressions.
+// What every test binary links, compiled once: main() (Catch2 v3 brings its own), regular expressions.
 #if !__has_include(<catch2/catch_all.hpp>)
 #define CATCH_CONFIG_MAIN
 #include <catch2/catch.hpp>

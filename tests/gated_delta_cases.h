@@ -1,5 +1,5 @@
-// gated_delta_cases: what the tests of gated_delta, gated_delta_chunk and gated_delta_bf16 share: inputs, and the cases that
-// the ways to compute the gated delta rule must pass.
+// gated_delta_cases: what the tests of gated_delta, gated_delta_chunk and gated_delta_bf16 share: inputs, and the cases
+// that the ways to compute the gated delta rule must pass.
 #pragma once
 #include <algorithm>
 #include <map>

@@ -28,8 +28,8 @@ inline Said ended(Said said, int exit_code = 0) {
   return said;
 }
 
-// A folder of its own for each test case, in which commands run; {repo} in a command is this repository, and {build} the
-// folder of the build that this test is of.
+// A folder of its own for each test case, in which commands run; {repo} in a command is this repository, and {build}
+// the folder of the build that this test is of.
 struct Folder {
   static inline int made = 0;
   fs::path path = fs::temp_directory_path() / format("scripts.%d.%d", getpid(), made++);

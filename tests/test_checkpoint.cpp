@@ -236,8 +236,8 @@ TEST_CASE("checkpoint: headers that break the format, each refused by its own ru
            {"U8", 1}, {"BOOL", 1}, {"BF16", 2}, {"F16", 2}, {"I32", 4}, {"F32", 4}, {"I64", 8}, {"F64", 8}})
     CHECK(parse(file_of("{" + tensor_json("w", dtype, "[3]", 0, 3 * size) + "}", 3 * size)).tensors.size() == 1);
 
-  // Rows of tests/fixtures/refused_headers.json: the header, in which ' stands for ", how many bytes of data follow, and
-  // what is said of it. Here what is no text, or long.
+  // Rows of tests/fixtures/refused_headers.json: the header, in which ' stands for ", how many bytes of data follow,
+  // and what is said of it. Here what is no text, or long.
   std::vector<std::pair<std::string, std::string>> cases = {
       {"", "file has 0 bytes"},
       {std::string(7, '\0'), "file has 7 bytes"},

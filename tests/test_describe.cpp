@@ -148,8 +148,8 @@ TEST_CASE("describe: which weights decay, the sums of the parts, FLOPs and memor
 }
 
 // GPT-2 124M has 124,439,808 numbers, 474.70 MiB, in 7596 chunks of 16384. The embedding and its positions have 2404 of
-// them, a layer 432 or, eight times, 433. A bucket has 64 at most: 37 and one of 36; 6 and one of 48 or 49. Of four ranks
-// the last owns 37 * 16 + 9 + 12 * (6 * 16 + 12) + 8 = 1905, of which the last has 3328 numbers: 119.01 MiB.
+// them, a layer 432 or, eight times, 433. A bucket has 64 at most: 37 and one of 36; 6 and one of 48 or 49. Of four
+// ranks the last owns 37 * 16 + 9 + 12 * (6 * 16 + 12) + 8 = 1905, of which the last has 3328 numbers: 119.01 MiB.
 TEST_CASE("describe: what one of several ranks holds and sends, by numbers made by hand", "[describe]") {
   const std::string text = describe(config_of_flags("--preset=gpt2-124m --micro-batches=8 --ranks=4 --describe"));
   const std::string numbers = text.substr(text.find("memory of a\nrank, MiB"));

@@ -1,6 +1,7 @@
-// hf_code: models that no architecture of transformers is, exported with their code (training/models/modeling_gated.py).
-// That it computes what ./train computes is held twice: tests/fixtures/models.json is what it computed in float64, which
-// tests/test_fixtures.cpp compares with; and where transformers is installed it opens what is exported here.
+// hf_code: models that no architecture of transformers is, exported with their code
+// (training/models/modeling_gated.py). That it computes what ./train computes is held twice: tests/fixtures/models.json
+// is what it computed in float64, which tests/test_fixtures.cpp compares with; and where transformers is installed it
+// opens what is exported here.
 #include <map>
 #include <set>
 #include <sstream>

@@ -59,8 +59,8 @@ TEST_CASE("hf_config: published models have the published number of parameters",
           "it stands in\n");
 }
 
-// Rows of tests/fixtures/changed_configs.json: a published model, the keys that are changed, or with null taken out, and
-// what is then said; nothing where the model is read.
+// Rows of tests/fixtures/changed_configs.json: a published model, the keys that are changed, or with null taken out,
+// and what is then said; nothing where the model is read.
 TEST_CASE("hf_config: what no flag says is refused with its key", "[hf]") {
   const auto said = [](json config, const json& changes, const std::string& part) {
     INFO(changes);

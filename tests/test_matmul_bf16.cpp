@@ -149,8 +149,8 @@ TEST_CASE("matmul_bf16: several products are one sum, rounded once", "[matmul_bf
     size_t M, N;
     std::vector<size_t> depths;
   };
-  // Two tiles; depths that end inside a strip and inside an instruction; lines off the 16-byte boundaries, of one or all
-  // of them; as many as there may be, and one; more than a slice, which ends inside the second.
+  // Two tiles; depths that end inside a strip and inside an instruction; lines off the 16-byte boundaries, of one or
+  // all of them; as many as there may be, and one; more than a slice, which ends inside the second.
   for (const Case& c : {Case{136, 24, {40, 64, 8}},
                         {13, 21, {33, 7, 50}},
                         {5, 16, {16, 3, 32}},
@@ -229,8 +229,8 @@ TEST_CASE("matmul_bf16: wgmma has the bits of the reference", "[matmul_bf16][bit
   const KeepsSimtConfig restore;
   simt::config.shared_limit = shared_limit_sm_90;
 #endif
-  // Two tiles both ways, with tails; more strips than stages, the last one half empty, and on a stand-in more tiles than
-  // multiprocessors; two slices; less than one step.
+  // Two tiles both ways, with tails; more strips than stages, the last one half empty, and on a stand-in more tiles
+  // than multiprocessors; two slices; less than one step.
   for (const Size s : {Size{136, 264, 88}, {520, 40, 4 * 64 + 24}, {8, 24, matmul_bf16_slice + 72}, {8, 8, 8}})
     for (int i = 0; i < 6; i++) {
       const Layout layout = layouts[i / 2];

@@ -1,7 +1,7 @@
 // parameters: which of them a line of flags makes, of what shape, what they start at, and which of them decay.
 //
-// The table (tests/fixtures/parameters.json) is the expectation. It knows a parameter by the end of its name and nothing
-// of the layer that lists it.
+// The table (tests/fixtures/parameters.json) is the expectation. It knows a parameter by the end of its name and
+// nothing of the layer that lists it.
 #include <cmath>
 
 #include "core/philox.cuh"

@@ -5,8 +5,8 @@
 //   Qwen3-1.7B  config.json of the released model; the context is the 4096 tokens at which P1 trains
 //   P1          arXiv 2505.06708: Qwen3-1.7B's shape, 28 layers, theta 10000 in pre-training; 48 layers with the FFN
 //               narrowed to the same number of parameters
-//   P1 15A2B    24 layers, 32 query and 4 key/value heads, 8 of 128 experts. The paper has no width of an expert: 736 gives
-//               15B. (Its row "+4 experts" has 400M more, which is a width of 678, and 13.9B in all.)
+//   P1 15A2B    24 layers, 32 query and 4 key/value heads, 8 of 128 experts. The paper has no width of an expert: 736
+//               gives 15B. (Its row "+4 experts" has 400M more, which is a width of 678, and 13.9B in all.)
 //   P2          arXiv 2601.22966, table 5. Its columns 7B-A2B and 24B-A3B, taken as they stand, have 16.0B and 20.8B
 //               parameters.
 #include <cmath>

@@ -39,8 +39,8 @@ struct CaseParameters {
 };
 Cases faults{"faults", "", ""}, meetings{"meetings", "", ""}, races{"races", "", ""};
 std::map<std::string, unsigned> number_of;  // of a case, by what it does
-// tests/fixtures/ptx_faults.json: "accesses" of one thread, with what they are out of, "!" where they are misaligned, "-"
-// where nothing is wrong; "unknown": no form that is known.
+// tests/fixtures/ptx_faults.json: "accesses" of one thread, with what they are out of, "!" where they are misaligned,
+// "-" where nothing is wrong; "unknown": no form that is known.
 const auto fixture = nlohmann::json::parse(std::ifstream("tests/fixtures/ptx_faults.json"));
 
 void meeting(const std::string& what, const std::string& code) {

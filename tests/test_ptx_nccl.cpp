@@ -1,6 +1,6 @@
-// NCCL's stand-in (ptx/nccl.cpp), and over it training/ranks/nccl.cpp: what two ranks send each other arrives, and faults
-// in the order of streams, in sizes and in the order of messages are seen. This program is its own two ranks, under
-// OpenMPI's mpirun.
+// NCCL's stand-in (ptx/nccl.cpp), and over it training/ranks/nccl.cpp: what two ranks send each other arrives, and
+// faults in the order of streams, in sizes and in the order of messages are seen. This program is its own two ranks,
+// under OpenMPI's mpirun.
 #include <cuda_runtime_api.h>
 #include <nccl.h>
 

@@ -1,5 +1,5 @@
-// recompute: what the backward computes again is what the forward had: whole runs, measures and generation have the bits
-// that they have where everything is kept, in less memory. (A checkpoint of another value: tests/test_matrix.cpp.)
+// recompute: what the backward computes again is what the forward had: whole runs, measures and generation have the
+// bits that they have where everything is kept, in less memory. (A checkpoint of another value: tests/test_matrix.cpp.)
 
 #include "layers/smoothquant.h"
 #include "tests/harness.h"

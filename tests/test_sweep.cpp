@@ -1,5 +1,5 @@
-// sweep: scripts/sweep.py trains a grid of flags. Figures are held to runs of ./train by hand. Needs python3; without one it
-// warns.
+// sweep: scripts/sweep.py trains a grid of flags. Figures are held to runs of ./train by hand. Needs python3; without
+// one it warns.
 #include <nlohmann/json.hpp>
 
 #include "tests/catch.h"

@@ -1,5 +1,5 @@
-// to_tensorboard: scripts/to_tensorboard.py. What it says to TensorBoard's writer is held by a stand-in for it; where the
-// package is installed, the event files are read back.
+// to_tensorboard: scripts/to_tensorboard.py. What it says to TensorBoard's writer is held by a stand-in for it; where
+// the package is installed, the event files are read back.
 #include "tests/catch.h"
 #include "tests/script.h"
 

@@ -211,7 +211,7 @@ TEST_CASE("tokenize_script: what it cannot do is said in a line, and nothing is 
   ended(tokenize(f, "a.txt --tokenizer='caf\xe9' --out=again"));
   REQUIRE(f.read("again/tokenizer.json") == f.read("caf\xe9/tokenizer.json"));
 
-  // What has the name, or had a file's unfinished name once, stays; and what cannot be written is known before the work.
+  // What has the name, or had a file's unfinished name once, stays; and what cannot be written is known before it.
   f.write("question.json", R"({"ctx": "a", "endings": ["a", "b"], "label": 0})");
   f.run("ln -s nowhere q");
   refused("--choices=question.json" + to_q, "q: is there already");

@@ -9,9 +9,9 @@
 // k the factors are 0: a product of 0 changes no bit.
 //
 // Several products that are summed are one chain: the x of q, k and v gets dx = dq W_q + dk W_k + dv W_v, and k
-// runs through the rows of W_q, then of W_k, then of W_v. The k of each begins at a multiple of 32, the depth of a strip,
-// with zeros in front of it; slices are cut from the k of all. So dx is rounded once, and written once: product by
-// product it would be rounded three times, and read twice in between.
+// runs through the rows of W_q, then of W_k, then of W_v. The k of each begins at a multiple of 32, the depth of a
+// strip, with zeros in front of it; slices are cut from the k of all. So dx is rounded once, and written once: product
+// by product it would be rounded three times, and read twice in between.
 //
 // In a feed-forward layer an activation follows: y = act(C), or y = act(g) * C with the product g of another matrix.
 // Here it is made in the end of the product, of each C as it is stored: C is then not read again, which is a third of
@@ -20,8 +20,9 @@
 // How it is computed, a rung at a time:
 //
 //   1 one sum           The reference below: 16 k at a time, each step what the instruction computes.
-//   2 one instruction   A warp multiplies a tile of A (16,16) by one of B (16,8). A tile lies in the registers of 32 lanes; what
-//                       a lane has of it is its fragment. C (16,8), with the number of the lane that has each element:
+//   2 one instruction   A warp multiplies a tile of A (16,16) by one of B (16,8). A tile lies in the registers of 32
+//                       lanes; what a lane has of it is its fragment. C (16,8), with the number of the lane that has
+//                       each element:
 //
 //                                column  0  1  2  3  4  5  6  7
 //                         rows 0, 8      0  0  1  1  2  2  3  3
@@ -31,12 +32,13 @@
 //
 //                       So a lane has two neighbours in a row, and the two eight rows below. Those of A and B:
 //                       core/mma.cuh.
-//   3 many of them      A warp holds 4 x 4 tiles of C. It loads four tiles of A and four of B and multiplies each with each: a
-//                       fragment that is loaded once is used four times. ldmatrix deals them out from shared memory.
-//   4 a block           Eight warps have a tile of 128 x 128 of C. They share what they multiply, in shared memory: of every
-//                       number that comes from memory 128 products are made.
-//   5 stages            Memory answers after hundreds of cycles. So while one strip of k is multiplied, the next two are on
-//                       their way (cp.async).
+//   3 many of them      A warp holds 4 x 4 tiles of C. It loads four tiles of A and four of B and multiplies each with
+//                       each: a fragment that is loaded once is used four times. ldmatrix deals them out from shared
+//                       memory.
+//   4 a block           Eight warps have a tile of 128 x 128 of C. They share what they multiply, in shared memory: of
+//                       every number that comes from memory 128 products are made.
+//   5 stages            Memory answers after hundreds of cycles. So while one strip of k is multiplied, the next two
+//                       are on their way (cp.async).
 //
 // Rungs 3 to 5, drawn, with the barriers and the banks: kernels/bf16/matmul_bf16_tile.cuh. On Hopper the tensor core
 // reads shared memory itself: kernels/bf16/matmul_wgmma.cu.
@@ -214,7 +216,7 @@ static void multiply_by_cublas(const MmaJob<Out>& job, Layout layout, Context& c
 }
 
 // By wgmma, where there is such a GPU and enough tiles in all slices that go side by side. A tile is twice as large as
-// one of launch_mma, of which two share a multiprocessor: so half as many tiles as there are multiprocessors are enough.
+// one of launch_mma, of which two share a multiprocessor: so half as many tiles as there are multiprocessors do.
 template <class Out>
 static void multiply_by_tensor_cores(const MmaJob<Out>& job, Layout layout, size_t slices, Context& ctx) {
   const bool enough = 2 * slices * matmul_wgmma_tiles(job.M, job.N, 256) >= multiprocessors();

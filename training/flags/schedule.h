@@ -1,6 +1,6 @@
 // schedule: the learning rate of every step: a linear warm-up to the peak, then one of two ways down to the final rate.
 //   step s of S (from 1), warm-up W, decay D:     s <= W:  peak * s / W;      else
-//     cosine   final + (peak - final) * (1 + cos(pi (s-W) / (S-W))) / 2     (Loshchilov & Hutter 2017, arXiv 1608.03983)
+//     cosine   final + (peak - final) * (1 + cos(pi (s-W) / (S-W))) / 2    (Loshchilov & Hutter 2017, arXiv 1608.03983)
 //     wsd      peak while s <= S - D; then peak + (final - peak) * (s - (S - D)) / D       warm-up, stable, decay
 //                                                                                   (Hu et al. 2024, arXiv 2404.06395)
 // A cosine depends on S at every step. With wsd S says only where the decay begins: a run can be made longer from

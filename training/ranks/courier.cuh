@@ -1,9 +1,9 @@
 // courier: what ranks send each other while they compute: of each bucket (training/ranks/deal.h) the gradients to
 // their owners, while the backward goes on, and the weights from them, while the next forward begins.
 //
-//   backward   | head, norm | layer 3 | layer 2 | layer 1 | layer 0 | embedding | update | forward: embedding | layer 0 ...
-//   gradients               | rest    | layer 3 | layer 2 | layer 1 | layer 0   | embedding
-//   weights                                                                              | embedding | layer 0 | layer 1 ...
+//   backward    | head, norm | layer 3 | layer 2 | layer 1 | layer 0 | embedding | update | forward: embedding |
+//   gradients                | rest    | layer 3 | layer 2 | layer 1 | layer 0   | embedding
+//   weights                                                                               | embedding | layer 0 ...
 //
 // Nobody but the thread that computes calls the transport. It looks in between layers: what has come is added up, what
 // is ready goes. What it waits for it waits for at the end of the backward, and in the forward for the weights of the
@@ -67,9 +67,9 @@ class Courier {
 
   // ---- weights, from the first bucket to the last
 
-  // A call for each bucket, once all of the last update have come. Of the parameters' values and copies this rank's part
-  // of the next bucket is new: it goes to the others, and theirs come. Where masters are shared the copies go, and the
-  // values of what is read in fp32.
+  // A call for each bucket, once all of the last update have come. Of the parameters' values and copies this rank's
+  // part of the next bucket is new: it goes to the others, and theirs come. Where masters are shared the copies go, and
+  // the values of what is read in fp32.
   void send_weights(float* values, bf16* copies) {
     if (weights_sent_ == deal.buckets()) weights_sent_ = weights_come_ = 0;
     const size_t bucket = weights_sent_++;
