@@ -244,9 +244,11 @@ TEST_CASE("matmul_bf16: wgmma has the bits of the reference", "[matmul_bf16][bit
         const Guarded bias(ctx, p.bias), totals(ctx, p.C.size());
         const auto multiply = [&]<class Out>(Out* C, size_t more, Accumulate accumulate, const float* with,
                                              Activated to = {}) {
-          return matmul_wgmma(Matrix<Out>{C, s.N}, {a.data(), packed_lda(s.M, s.K, layout) + more},
-                              {b.data(), packed_ldb(s.N, s.K, layout)}, s.M, s.N, s.K, layout, accumulate, totals, with,
-                              to, ctx, columns);
+          const MmaFactors factors[] = {{{a.data(), packed_lda(s.M, s.K, layout) + more},
+                                         {b.data(), packed_ldb(s.N, s.K, layout)},
+                                         s.K}};
+          return matmul_wgmma(Matrix<Out>{C, s.N}, factors, s.M, s.N, layout, accumulate, totals, with, to, ctx,
+                              columns);
         };
         const Guarded added(ctx, p.C), written(ctx, p.C);
         const GuardedOf<bf16> C(ctx, p.C), y(ctx, p.C);
@@ -274,6 +276,53 @@ TEST_CASE("matmul_bf16: wgmma has the bits of the reference", "[matmul_bf16][bit
 #endif
       });
     }
+}
+
+TEST_CASE("matmul_bf16: several products by wgmma have the bits of the reference", "[matmul_bf16][bitwise]") {
+#ifndef __CUDACC__
+  const KeepsSimtConfig restore;
+  simt::config.shared_limit = shared_limit_sm_90;
+#endif
+  struct Case {
+    std::vector<size_t> depths;
+    bool is_taken;
+  };
+  // Whole strips; ends inside a strip, which two products then do not share; two slices, with such ends in the last,
+  // before the cut, and where they would move it; and as many strips as a slice has, and one.
+  for (const Case& c : {Case{{128, 64, 192}, true},
+                        {{72, 24, 8, 40, 16, 8}, true},
+                        {{matmul_bf16_slice - 8, 24, 40}, true},
+                        {{64, matmul_bf16_slice - 64, 8, 8}, true},
+                        {{matmul_bf16_slice + 24, 40}, true},
+                        {{96, matmul_bf16_slice}, false},
+                        {{matmul_bf16_slice - 56, 8, 40}, false},
+                        {{24, matmul_bf16_slice - 56}, false}}) {
+    const size_t M = 136, N = 264;
+    std::vector<std::vector<bf16>> A, B;
+    for (size_t K : c.depths)
+      A.push_back(rounded(random_values<float>(M * K, unsigned(A.size() + 10)))),
+          B.push_back(rounded(random_values<float>(K * N, unsigned(B.size() + 20))));
+    const auto factors_of = [&](const auto& a, const auto& b) {
+      std::vector<MmaFactors> factors;
+      for (size_t i = 0; i < c.depths.size(); i++)
+        factors.push_back({{a[i].data(), c.depths[i]}, {b[i].data(), N}, c.depths[i]});
+      return factors;
+    };
+    std::vector<float> expected(M * N);
+    matmul_bf16_joined_ref(expected.data(), factors_of(A, B), M, N, Accumulate::no, MmaArithmetic::hopper);
+    on_every_device([&](Context& ctx) {
+      if (ctx.device == Device::cpu || !multiplies_as(ctx, MmaArithmetic::hopper)) return;
+      std::vector<Buffer<bf16>> a, b;
+      for (size_t i = 0; i < A.size(); i++) a.emplace_back(ctx.device, A[i]), b.emplace_back(ctx.device, B[i]);
+      for (int columns : {256, 192}) {
+        INFO(c.depths.size() << " products, the first of depth " << c.depths[0] << ", " << columns << " columns");
+        const Guarded C(ctx, expected.size()), totals(ctx, expected.size());
+        REQUIRE(c.is_taken == matmul_wgmma(Matrix<float>{C, N}, factors_of(a, b), M, N, Layout::nn, Accumulate::no,
+                                           totals, nullptr, {}, ctx, columns));
+        if (c.is_taken) REQUIRE_BITWISE(expected, C.download());
+      }
+    });
+  }
 }
 
 TEST_CASE("matmul_bf16: the gradients of a linear layer have the bits of the product and of the bias's", "[bitwise]") {

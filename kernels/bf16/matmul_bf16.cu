@@ -220,10 +220,11 @@ static void multiply_by_cublas(const MmaJob<Out>& job, Layout layout, Context& c
 template <class Out>
 static void multiply_by_tensor_cores(const MmaJob<Out>& job, Layout layout, size_t slices, Context& ctx) {
   const bool enough = 2 * slices * matmul_wgmma_tiles(job.M, job.N, 256) >= multiprocessors();
-  if (job.more.count > 0 || !enough ||
-      !matmul_wgmma(job.C, job.A, job.B, job.M, job.N, job.K, layout, job.accumulate ? Accumulate::yes : Accumulate::no,
-                    job.totals, job.bias, job.activated, ctx,
-                    matmul_wgmma_columns(job.M, job.N, slices, multiprocessors()), slices))
+  MmaFactors factors[most_factors] = {{job.A, job.B, job.K}};
+  std::copy_n(job.more.at, job.more.count, factors + 1);
+  if (!enough || !matmul_wgmma(job.C, std::span(factors, size_t(job.more.count) + 1), job.M, job.N, layout,
+                               job.accumulate ? Accumulate::yes : Accumulate::no, job.totals, job.bias, job.activated,
+                               ctx, matmul_wgmma_columns(job.M, job.N, slices, multiprocessors()), slices))
     launch_mma(job, layout, slices, ctx);
 }
 

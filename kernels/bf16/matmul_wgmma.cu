@@ -40,6 +40,9 @@
 // time, and no warp waits for another. A lane has four rows of four neighbours, and takes each step for several of them
 // together.
 //
+// Several products that are summed (matmul_bf16_joined()) are one walk of the producer's, from one's matrices to the
+// next's. What is multiplied of which the consumers need not know: they count strips.
+//
 // Tiles go in bands of 16 tiles of rows, down the columns of a band first: what runs at once then reads few rows of A
 // and few of B, and finds most of them in L2.
 //
@@ -141,10 +144,16 @@ __device__ void keep_total(const MmaBlock<Out>& block, const WgmmaSums<columns>&
   });
 }
 
-template <Layout layout, int columns, class Out>
+// The matrices of up to `most` products that are summed.
+template <int most>
+struct WgmmaMaps {
+  TensorMap a[most], b[most];
+};
+
+template <Layout layout, int columns, int most, class Out>
 __global__ void __launch_bounds__(wgmma_block, 1)
-    matmul_wgmma_kernel(const __grid_constant__ TensorMap map_a, const __grid_constant__ TensorMap map_b,
-                        const MmaBlock<Out> product, const WgmmaTiles tiles) {
+    matmul_wgmma_kernel(const __grid_constant__ WgmmaMaps<most> maps, const MmaBlock<Out> product,
+                        const WgmmaTiles tiles) {
   constexpr bool a_along = layout == Layout::tn, b_along = layout != Layout::nt;
   using StripA = WgmmaStrip<a_along, wgmma_tile_rows>;
   using StripB = WgmmaStrip<b_along, columns>;
@@ -168,6 +177,7 @@ __global__ void __launch_bounds__(wgmma_block, 1)
     const size_t left = product.K - slice * matmul_bf16_slice;
     return int(tiles.slices > 1 && left > matmul_bf16_slice ? matmul_bf16_slice : left);
   };
+  const int joined = most > 1 ? product.more.count : 0;
   unsigned s = 0;  // strips so far
 
   if (threadIdx.x >= wgmma_consumers) {
@@ -175,15 +185,19 @@ __global__ void __launch_bounds__(wgmma_block, 1)
     if (threadIdx.x > wgmma_consumers) return;
     for (unsigned tile = blockIdx.x; tile < tiles.count(); tile += gridDim.x) {
       const auto [row, column, slice] = tiles.at(tile);
-      const int k0 = int(slice * matmul_bf16_slice), end = k0 + depth_of(slice);
 #pragma unroll 1
-      for (int k = k0; k < end; k += wgmma_line, s++) {
-        const unsigned i = s % wgmma_stages;
-        unsigned char* const stage = stages + i * stage_bytes;
-        empty[i].wait(s / wgmma_stages % 2 ^ 1);
-        full[i].arrive(stage_bytes);
-        StripA::copy(stage, map_a, int(row) * wgmma_tile_rows, k, full[i]);
-        StripB::copy(stage + wgmma_a_bytes, map_b, int(column) * columns, k, full[i]);
+      for (int f = 0; f <= joined; f++) {
+        int k = f == 0 ? int(slice * matmul_bf16_slice) : 0;
+        const int end = f == 0 ? k + depth_of(slice) : int(product.more.at[f - 1].K);
+#pragma unroll 1
+        for (; k < end; k += wgmma_line, s++) {
+          const unsigned i = s % wgmma_stages;
+          unsigned char* const stage = stages + i * stage_bytes;
+          empty[i].wait(s / wgmma_stages % 2 ^ 1);
+          full[i].arrive(stage_bytes);
+          StripA::copy(stage, maps.a[f], int(row) * wgmma_tile_rows, k, full[i]);
+          StripB::copy(stage + wgmma_a_bytes, maps.b[f], int(column) * columns, k, full[i]);
+        }
       }
     }
     return;
@@ -197,6 +211,10 @@ __global__ void __launch_bounds__(wgmma_block, 1)
   const int first_row = warp / 4 * wgmma_rows;  // of this warpgroup
   WgmmaSums<columns> sums;
   constexpr int strips_of_slice = matmul_bf16_slice / wgmma_line;
+  const auto strips_of = [](int depth) { return (depth + wgmma_line - 1) / wgmma_line; };
+  int joined_strips = 0;
+#pragma unroll 1
+  for (int f = 0; f < joined; f++) joined_strips += strips_of(int(product.more.at[f].K));
 #pragma unroll 1
   for (unsigned tile = blockIdx.x; tile < tiles.count(); tile += gridDim.x) {
     const auto place = tiles.at(tile);
@@ -204,7 +222,7 @@ __global__ void __launch_bounds__(wgmma_block, 1)
     block.m0 = size_t{place.row} * wgmma_tile_rows;
     block.n0 = size_t{place.column} * columns;
     if (tiles.slices > 1) take_slice(block, place.slice);
-    const int strips = (depth_of(place.slice) + wgmma_line - 1) / wgmma_line;
+    const int strips = strips_of(depth_of(place.slice)) + joined_strips;
 #pragma unroll 1
     for (int begin = 0, end; begin < strips; begin = end) {  // a slice of k: one chain
       end = strips - begin < strips_of_slice ? strips : begin + strips_of_slice;
@@ -262,43 +280,62 @@ __global__ void __launch_bounds__(wgmma_block, 1)
   }
 }
 
+// Each of several factors begins with a strip of its own, which may end in zeros: more of them than joined_depth() has,
+// and a step over zeros changes no sum. But slices must end where those of joined_depth() do: only in the last one may
+// a factor end inside a strip.
+static bool slices_are_strips(std::span<const MmaFactors> factors) {
+  const size_t last_slice = (joined_depth(factors) - 1) / matmul_bf16_slice * matmul_bf16_slice;
+  size_t k = 0, strips = 0;
+  for (const MmaFactors& f : factors) {
+    k = round_up(k, joined_unit);
+    if (k <= last_slice && k != strips * wgmma_line) return false;
+    k += f.K, strips += ceil_div(f.K, wgmma_line);
+  }
+  return strips * wgmma_line <= last_slice + matmul_bf16_slice;
+}
+
 template <class Out>
-bool matmul_wgmma(Matrix<Out> C, Matrix<const bf16> A, Matrix<const bf16> B, size_t M, size_t N, size_t K,
-                  Layout layout, Accumulate accumulate, float* totals, const float* bias, const Activated& activated,
-                  Context& ctx, int columns, size_t slices) {
+bool matmul_wgmma(Matrix<Out> C, std::span<const MmaFactors> factors, size_t M, size_t N, Layout layout,
+                  Accumulate accumulate, float* totals, const float* bias, const Activated& activated, Context& ctx,
+                  int columns, size_t slices) {
   constexpr size_t most = size_t{1} << 30;  // of a coordinate, which is an int
   const WgmmaTiles tiles = {unsigned(ceil_div(M, wgmma_tile_rows)), unsigned(ceil_div(N, columns)), unsigned(slices)};
-  const size_t count = slices * matmul_wgmma_tiles(M, N, columns);
-  if (K == 0 || M > most || N > most || K > most || count > most) return false;
+  const size_t count = slices * matmul_wgmma_tiles(M, N, columns), depth = joined_depth(factors);
+  if (depth == 0 || M > most || N > most || depth > most || count > most || !slices_are_strips(factors)) return false;
 #ifdef __CUDACC__
   if (compute_capability() != 90) return false;
 #endif
   if (ctx.mma_arithmetic != MmaArithmetic::hopper || shared_limit() < wgmma_shared(columns)) return false;
   const MmaBlock<Out> product = {.C = C,
                                  .totals = {totals, N},
-                                 .A = A,
-                                 .B = B,
+                                 .A = factors[0].A,
+                                 .B = factors[0].B,
                                  .bias = bias,
                                  .m0 = 0,
                                  .m_end = M,
                                  .n0 = 0,
                                  .n_end = N,
-                                 .K = K,
-                                 .more = {},
-                                 .depth = K,
+                                 .K = factors[0].K,
+                                 .more = more_factors("matmul_wgmma", factors),
+                                 .depth = depth,
                                  .accumulate = accumulate == Accumulate::yes,
                                  .activated = activated};
-  const auto run = [&]<Layout l, int width>() {
-    const TmaMatrix a = WgmmaStrip<l == Layout::tn, wgmma_tile_rows>::matrix(A, M, K);
-    const TmaMatrix b = WgmmaStrip<l != Layout::nt, width>::matrix(B, N, K);
-    if (tma_refuses(a) || tma_refuses(b)) return false;
-    launch(matmul_wgmma_kernel<l, width, Out>, grid_of(std::min(count, multiprocessors())), wgmma_block,
-           wgmma_shared(width), ctx, tensor_map(a), tensor_map(b), product, tiles);
+  const auto run = [&]<Layout l, int width, int most_maps>() {
+    WgmmaMaps<most_maps> maps = {};
+    for (size_t f = 0; f < factors.size(); f++) {
+      const TmaMatrix a = WgmmaStrip<l == Layout::tn, wgmma_tile_rows>::matrix(factors[f].A, M, factors[f].K);
+      const TmaMatrix b = WgmmaStrip<l != Layout::nt, width>::matrix(factors[f].B, N, factors[f].K);
+      if (tma_refuses(a) || tma_refuses(b)) return false;
+      maps.a[f] = tensor_map(a), maps.b[f] = tensor_map(b);
+    }
+    launch(matmul_wgmma_kernel<l, width, most_maps, Out>, grid_of(std::min(count, multiprocessors())), wgmma_block,
+           wgmma_shared(width), ctx, maps, product, tiles);
     return true;
   };
-  const auto run_layout = [&]<Layout l>() {
-    return columns == 192 ? run.template operator()<l, 192>() : run.template operator()<l, 256>();
+  const auto run_layout = [&]<Layout l, int most_maps = 1>() {
+    return columns == 192 ? run.template operator()<l, 192, most_maps>() : run.template operator()<l, 256, most_maps>();
   };
+  if (factors.size() > 1) return layout == Layout::nn && run_layout.template operator()<Layout::nn, most_factors>();
   switch (layout) {
     case Layout::nt: return run_layout.template operator()<Layout::nt>();
     case Layout::nn: return run_layout.template operator()<Layout::nn>();
@@ -306,9 +343,9 @@ bool matmul_wgmma(Matrix<Out> C, Matrix<const bf16> A, Matrix<const bf16> B, siz
   }
   return false;
 }
-template bool matmul_wgmma(Matrix<float>, Matrix<const bf16>, Matrix<const bf16>, size_t, size_t, size_t, Layout,
-                           Accumulate, float*, const float*, const Activated&, Context&, int, size_t);
-template bool matmul_wgmma(Matrix<bf16>, Matrix<const bf16>, Matrix<const bf16>, size_t, size_t, size_t, Layout,
-                           Accumulate, float*, const float*, const Activated&, Context&, int, size_t);
+template bool matmul_wgmma(Matrix<float>, std::span<const MmaFactors>, size_t, size_t, Layout, Accumulate, float*,
+                           const float*, const Activated&, Context&, int, size_t);
+template bool matmul_wgmma(Matrix<bf16>, std::span<const MmaFactors>, size_t, size_t, Layout, Accumulate, float*,
+                           const float*, const Activated&, Context&, int, size_t);
 
 }  // namespace gated
