@@ -144,15 +144,17 @@ __device__ void keep_total(const MmaBlock<Out>& block, const WgmmaSums<columns>&
   });
 }
 
-// The matrices of up to `most` products that are summed.
-template <int most>
+// The matrices of a product, in nn of several that are summed.
+template <Layout layout>
 struct WgmmaMaps {
+  static constexpr bool joins = layout == Layout::nn;
+  static constexpr size_t most = joins ? most_factors : 1;
   TensorMap a[most], b[most];
 };
 
-template <Layout layout, int columns, int most, class Out>
+template <Layout layout, int columns, class Out>
 __global__ void __launch_bounds__(wgmma_block, 1)
-    matmul_wgmma_kernel(const __grid_constant__ WgmmaMaps<most> maps, const MmaBlock<Out> product,
+    matmul_wgmma_kernel(const __grid_constant__ WgmmaMaps<layout> maps, const MmaBlock<Out> product,
                         const WgmmaTiles tiles) {
   constexpr bool a_along = layout == Layout::tn, b_along = layout != Layout::nt;
   using StripA = WgmmaStrip<a_along, wgmma_tile_rows>;
@@ -177,7 +179,7 @@ __global__ void __launch_bounds__(wgmma_block, 1)
     const size_t left = product.K - slice * matmul_bf16_slice;
     return int(tiles.slices > 1 && left > matmul_bf16_slice ? matmul_bf16_slice : left);
   };
-  const int joined = most > 1 ? product.more.count : 0;
+  const int joined = maps.joins ? product.more.count : 0;
   unsigned s = 0;  // strips so far
 
   if (threadIdx.x >= wgmma_consumers) {
@@ -320,22 +322,22 @@ bool matmul_wgmma(Matrix<Out> C, std::span<const MmaFactors> factors, size_t M, 
                                  .depth = depth,
                                  .accumulate = accumulate == Accumulate::yes,
                                  .activated = activated};
-  const auto run = [&]<Layout l, int width, int most_maps>() {
-    WgmmaMaps<most_maps> maps = {};
+  const auto run = [&]<Layout l, int width>() {
+    WgmmaMaps<l> maps = {};
+    if (factors.size() > maps.most) return false;
     for (size_t f = 0; f < factors.size(); f++) {
       const TmaMatrix a = WgmmaStrip<l == Layout::tn, wgmma_tile_rows>::matrix(factors[f].A, M, factors[f].K);
       const TmaMatrix b = WgmmaStrip<l != Layout::nt, width>::matrix(factors[f].B, N, factors[f].K);
       if (tma_refuses(a) || tma_refuses(b)) return false;
       maps.a[f] = tensor_map(a), maps.b[f] = tensor_map(b);
     }
-    launch(matmul_wgmma_kernel<l, width, most_maps, Out>, grid_of(std::min(count, multiprocessors())), wgmma_block,
+    launch(matmul_wgmma_kernel<l, width, Out>, grid_of(std::min(count, multiprocessors())), wgmma_block,
            wgmma_shared(width), ctx, maps, product, tiles);
     return true;
   };
-  const auto run_layout = [&]<Layout l, int most_maps = 1>() {
-    return columns == 192 ? run.template operator()<l, 192, most_maps>() : run.template operator()<l, 256, most_maps>();
+  const auto run_layout = [&]<Layout l>() {
+    return columns == 192 ? run.template operator()<l, 192>() : run.template operator()<l, 256>();
   };
-  if (factors.size() > 1) return layout == Layout::nn && run_layout.template operator()<Layout::nn, most_factors>();
   switch (layout) {
     case Layout::nt: return run_layout.template operator()<Layout::nt>();
     case Layout::nn: return run_layout.template operator()<Layout::nn>();
