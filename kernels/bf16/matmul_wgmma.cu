@@ -187,8 +187,9 @@ __global__ void __launch_bounds__(wgmma_block, 1)
     if (threadIdx.x > wgmma_consumers) return;
     for (unsigned tile = blockIdx.x; tile < tiles.count(); tile += gridDim.x) {
       const auto [row, column, slice] = tiles.at(tile);
-#pragma unroll 1
-      for (int f = 0; f <= joined; f++) {
+#pragma unroll
+      for (int f = 0; f < int(maps.most); f++) {
+        if (f > joined) break;
         int k = f == 0 ? int(slice * matmul_bf16_slice) : 0;
         const int end = f == 0 ? k + depth_of(slice) : int(product.more.at[f - 1].K);
 #pragma unroll 1
@@ -215,8 +216,9 @@ __global__ void __launch_bounds__(wgmma_block, 1)
   constexpr int strips_of_slice = matmul_bf16_slice / wgmma_line;
   const auto strips_of = [](int depth) { return (depth + wgmma_line - 1) / wgmma_line; };
   int joined_strips = 0;
-#pragma unroll 1
-  for (int f = 0; f < joined; f++) joined_strips += strips_of(int(product.more.at[f].K));
+#pragma unroll
+  for (int f = 0; f < int(maps.most) - 1; f++)
+    if (f < joined) joined_strips += strips_of(int(product.more.at[f].K));
 #pragma unroll 1
   for (unsigned tile = blockIdx.x; tile < tiles.count(); tile += gridDim.x) {
     const auto place = tiles.at(tile);
@@ -283,7 +285,7 @@ __global__ void __launch_bounds__(wgmma_block, 1)
 }
 
 // Each of several factors begins with a strip of its own, which may end in zeros: more of them than joined_depth() has,
-// and a step over zeros changes no sum. But slices must end where those of joined_depth() do: only in the last one may
+// and a step over zeros changes no sum (none is -0). But slices must end where those of joined_depth() do: only in the last one may
 // a factor end inside a strip.
 static bool slices_are_strips(std::span<const MmaFactors> factors) {
   const size_t last_slice = (joined_depth(factors) - 1) / matmul_bf16_slice * matmul_bf16_slice;
