@@ -21,6 +21,7 @@ import os
 import re
 import subprocess
 import sys
+from collections import Counter
 
 # ---- types
 
@@ -172,7 +173,7 @@ def mov(k, parts, operands):
         size = bits(kind) // len(pieces)
         return k.write(d, " | ".join(f"{C[kind]}({k.read(piece, f'b{size}')}) << {size * i}"
                                      for i, piece in enumerate(pieces)), kind)
-    return k.write(d, k.symbol(a) if d in k.addresses else k.copied(a, d, kind), kind)
+    return k.write(d, k.copied(a, d, kind), kind)
 
 
 def cvt(k, parts, operands):
@@ -202,7 +203,6 @@ def place(k, space, kind, n, address, store):
     """A checked pointer to n values."""
     what = f"<{C[kind]}, {n}>(t, {k.address(address, space)}"
     if space == "param":
-        k.loads(address, n * bits(kind) // 8)
         return f"parameter{what}, {k.parameter_bytes}, {{line}})"
     if space in ("global", "shared", "generic"):
         return f"{space}{what}, {str(store).lower()}, {{line}})"
@@ -478,7 +478,6 @@ class Kernel:
         self.parameters = []    # offset and bytes
         self.parameter_bytes = 0
         self.loaded = set()     # of these bytes, those that instructions name: of a struct, no padding
-        self.addresses = {}     # registers that hold the address of a parameter, and that address
         for text in parameters:
             parameter, size, alignment = variable_of(text)
             at = align(self.parameter_bytes, alignment)
@@ -503,16 +502,35 @@ class Kernel:
         self.static_shared = align(self.static_shared, alignment) + size
         self.shared_at = at + size + 16
 
-    def loads(self, operand, size):
-        """A load of a parameter, by its name or by a register that holds its address and nothing else."""
-        name, offset = re.fullmatch(r"\[\s*([^+\]\s]+)(?:\+(-?\d+))?\s*\]", operand).groups()
-        at = self.symbols[name][1] if name in self.symbols else self.addresses.get(name)
-        if at is not None:
-            self.loaded.update(range(at + int(offset or 0), at + int(offset or 0) + size))
-
-    def loads_all(self, at):
-        """Whoever computes with the address of a parameter may read all of it."""
-        self.loaded.update(range(at, at + dict(self.parameters)[at]))
+    def find_loaded(self, statements):
+        """Of parameters: by name, or by a register that holds an address in one, made of its own by adding numbers.
+        Whoever computes otherwise with an address may load all of its parameter."""
+        parsed = []
+        for statement in statements:
+            if found := re.fullmatch(r"(?:@!?%\w+\s+)?([a-z][\w.:]*)\s+(.*)", statement.strip(), re.DOTALL):
+                parsed.append((found[1], [part.strip() for part in re.split(r",(?![^{\[]*[}\]])", found[2])]))
+        written = Counter(register for _, (d, *_) in parsed for register in re.findall(r"%\w+", d))
+        held = {name: (at, 0) for name, (space, at) in self.symbols.items() if space == "param"}
+        made = set()
+        for opcode, (d, *sources) in parsed:
+            if written[d] == 1 and sources and sources[0] in held:
+                at, offset = held[sources[0]]
+                if opcode in ("mov.b64", "mov.u64"):
+                    held[d] = at, offset
+                elif opcode == "add.s64" and re.fullmatch(r"-?\d+", sources[1]):
+                    held[d] = at, offset + int(sources[1])
+                made |= held.keys() & {d}
+        for opcode, (d, *sources) in parsed:
+            if opcode.startswith("ld.param."):
+                base, offset = re.fullmatch(r"\[\s*([^+\]\s]+)(?:\+(-?\d+))?\s*\]", sources[0]).groups()
+                if base in held:
+                    at = sum(held[base]) + int(offset or 0)
+                    size = bits(opcode.split(".")[-1]) // 8 * (d.count(",") + 1)
+                    self.loaded.update(range(at, at + size))
+            elif d not in made:
+                for name in held.keys() & set(re.findall(r"[%$\w]+", ",".join([d, *sources]))):
+                    at, _ = held[name]
+                    self.loaded.update(range(at, at + dict(self.parameters)[at]))
 
     def vector(self, operand, *lengths):
         """What stands in braces; how many of them there may be."""
@@ -526,8 +544,6 @@ class Kernel:
 
     def read(self, operand, kind):
         """The operand as a C++ value of this type."""
-        if operand in self.addresses:
-            self.loads_all(self.addresses[operand])
         if operand in self.registers:
             held, name = self.registers[operand], operand[1:]
             if held == kind or (held not in ("f32", "pred") and C[kind] == unsigned(held)):
@@ -554,9 +570,6 @@ class Kernel:
             literal = f"{value % (1 << bits(kind))}{'u' if bits(kind) <= 32 else 'ull'}"
             return literal if kind in ("b32", "u32") else f"{C[kind]}({literal})"
         if operand in self.symbols or operand == self.dynamic:
-            space, at = self.symbols.get(operand, (None, 0))
-            if space == "param":
-                self.loads_all(at)
             return f"{C[kind]}({self.symbol(operand)})"
         raise Unknown
 
@@ -577,10 +590,6 @@ class Kernel:
             if not found:
                 continue
             opcode, to, rest = found.groups()
-            space, at = self.symbols.get(rest.strip(" ,"), (None, 0))
-            again = self.addresses.keys() & set(re.findall(r"%\w+", to))
-            if again or opcode.startswith("mov") and space == "param":
-                self.addresses |= dict.fromkeys(again or {to}, None if again else at)
             if opcode in ("mov.f32", "selp.f32"):
                 sources = rest.split(",")[1:]
                 copies.append((to, {source.strip() for source in sources[:2]}))
@@ -593,7 +602,6 @@ class Kernel:
         # (where sums that are under way may be: also in copies)
         while more := {to for to, sources in copies if sources & self.sums} - self.sums:
             self.sums |= more
-        self.addresses = {to: at for to, at in self.addresses.items() if at is not None}  # (those written once)
         self.computed = (made | {to for to, _ in copies}) - others
         plain = re.compile(r"0f(?!7[fF][89a-fA-F]|[fF]{2}[89a-fA-F])[0-9a-fA-F]{8}")
         while kept := {to for to, sources in copies if to in self.computed and
@@ -698,7 +706,9 @@ class Kernel:
         tokens = TOKEN.findall(text)
         if rest := TOKEN.sub("", text).strip():
             self.unknown.append(f"{self.name}: this is not known: {rest}")
-        self.find_computed([statement for *_, statement in tokens])
+        statements = [statement for *_, statement in tokens]
+        self.find_computed(statements)
+        self.find_loaded(statements)
         for label, loc, brace, statement in tokens:
             if label:
                 self.lines.append((f"{self.label(label)}:;", None))

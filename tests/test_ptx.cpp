@@ -112,9 +112,10 @@ st.global.u64 [%rd2+24], %rd5;
 ld.param.f32 %f1, [last];
 st.global.f32 [%rd2+32], %f1;
 )");
-  // By a register that holds an address; one that holds a sum with it; one that has held another address.
+  // By a register that holds an address; one that holds a sum with it, of a number or not; one that has held another.
   for (const auto& [name, body] : {std::pair("by_address", "mov.b64 %rd5, big;\n"),
-                                   {"by_sum", "mov.b64 %rd6, big;\nadd.s64 %rd5, %rd6, 4;\n"},
+                                   {"by_sum", "mov.b64 %rd6, big;\nadd.s64 %rd5, %rd6, 8;\n"},
+                                   {"by_index", "mov.b64 %rd6, big;\nadd.s64 %rd5, %rd6, %rd7;\n"},
                                    {"by_two", "mov.b64 %rd5, first;\nmov.b64 %rd5, big;\n"}})
     entry(name, "\t.param .u32 first,\n\t.param .align 8 .b8 big[24]",
           body + std::string("ld.param.u32 %r10, [%rd5+4];\n"));
@@ -225,7 +226,8 @@ TEST_CASE("Parameters lie where C puts them") {
   // Of `big` bytes 4 to 23; a parameter with whose address something is computed may be read all over.
   CHECK(k.loaded == std::vector<ptx::Parameter>{{0, 17}, {28, 22}, {52, 4}});
   CHECK(kernel("by_address").loaded == std::vector<ptx::Parameter>{{12, 4}});
-  CHECK(kernel("by_sum").loaded == std::vector<ptx::Parameter>{{8, 24}});
+  CHECK(kernel("by_sum").loaded == std::vector<ptx::Parameter>{{20, 4}});
+  CHECK(kernel("by_index").loaded == std::vector<ptx::Parameter>{{8, 24}});
   CHECK(kernel("by_two").loaded == std::vector<ptx::Parameter>{{0, 4}, {8, 24}});
   const Device<unsigned char> out(36);
   p.in = p.out = out.p, p.small = 200, p.half = 0xabcd, p.last = 1.5f;
