@@ -244,9 +244,8 @@ TEST_CASE("matmul_bf16: wgmma has the bits of the reference", "[matmul_bf16][bit
         const Guarded bias(ctx, p.bias), totals(ctx, p.C.size());
         const auto multiply = [&]<class Out>(Out* C, size_t more, Accumulate accumulate, const float* with,
                                              Activated to = {}) {
-          const MmaFactors factors[] = {{{a.data(), packed_lda(s.M, s.K, layout) + more},
-                                         {b.data(), packed_ldb(s.N, s.K, layout)},
-                                         s.K}};
+          const MmaFactors factors[] = {
+              {{a.data(), packed_lda(s.M, s.K, layout) + more}, {b.data(), packed_ldb(s.N, s.K, layout)}, s.K}};
           return matmul_wgmma(Matrix<Out>{C, s.N}, factors, s.M, s.N, layout, accumulate, totals, with, to, ctx,
                               columns);
         };

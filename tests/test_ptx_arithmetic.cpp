@@ -324,9 +324,10 @@ void bit_operations() {
       [=](Word a, Word b, Word c) { return bfi(a, b, c & 63, c >> 6 & 63); });
   add("64", "cvt.u32.u64 $1, %rd3; shr.u32 $2, $1, 8; bfi.b64 $, %rd1, %rd2, $1, $2", 'd',
       [=](Word a, Word b, Word c) { return bfi(a, b, c, uint32_t(c) >> 8, 64); });
-  add("64", "cvt.u32.u64 $1, %rd3; shr.u32 $2, $1, 7; and.b32 $1, $1, 127; and.b32 $2, $2, 127; "
-            "bfi.b64 $, %rd1, %rd2, $1, $2", 'd',
-      [=](Word a, Word b, Word c) { return bfi(a, b, c & 127, c >> 7 & 127, 64); });
+  add("64",
+      "cvt.u32.u64 $1, %rd3; shr.u32 $2, $1, 7; and.b32 $1, $1, 127; and.b32 $2, $2, 127; "
+      "bfi.b64 $, %rd1, %rd2, $1, $2",
+      'd', [=](Word a, Word b, Word c) { return bfi(a, b, c & 127, c >> 7 & 127, 64); });
   // Pieces of a word, the lowest first.
   add("64", "mov.b64 $, {%r1, %r2}", 'd', [](Word a, Word b, Word) { return b << 32 | uint32_t(a); });
   add("64", "mov.b64 $, {%rs1, %rs2, %rs3, %rs1}", 'd', [](Word a, Word b, Word c) {

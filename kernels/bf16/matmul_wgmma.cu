@@ -285,8 +285,8 @@ __global__ void __launch_bounds__(wgmma_block, 1)
 }
 
 // Each of several factors begins with a strip of its own, which may end in zeros: more of them than joined_depth() has,
-// and a step over zeros changes no sum (none is -0). But slices must end where those of joined_depth() do: only in the last one may
-// a factor end inside a strip.
+// and a step over zeros changes no sum (none is -0). But slices must end where those of joined_depth() do: only in the
+// last one may a factor end inside a strip.
 static bool slices_are_strips(std::span<const MmaFactors> factors) {
   const size_t last_slice = (joined_depth(factors) - 1) / matmul_bf16_slice * matmul_bf16_slice;
   size_t k = 0, strips = 0;
