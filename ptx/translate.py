@@ -469,6 +469,12 @@ def ranges(numbers):
     return found
 
 
+def base_and_offset(place):
+    """Of [base] or [base+offset]."""
+    base, offset = re.fullmatch(r"\[\s*([^+\]\s]+)(?:\+(-?\d+))?\s*\]", place).groups()
+    return base, int(offset or 0)
+
+
 class Kernel:
     def __init__(self, name, parameters, most_threads, shared, files):
         self.name, self.most_threads, self.files = name, most_threads, files
@@ -503,8 +509,8 @@ class Kernel:
         self.shared_at = at + size + 16
 
     def find_loaded(self, statements):
-        """Of parameters: by name, or by a register that holds an address in one, made of its own by adding numbers.
-        Whoever computes otherwise with an address may load all of its parameter."""
+        """Which bytes of parameters are loaded: by name, or by a register that holds an address in one, made of the
+        parameter's by adding numbers. Whoever computes otherwise with an address may load all of its parameter."""
         parsed = []
         for statement in statements:
             if found := re.fullmatch(r"(?:@!?%\w+\s+)?([a-z][\w.:]*)\s+(.*)", statement.strip(), re.DOTALL):
@@ -522,9 +528,9 @@ class Kernel:
                 made |= held.keys() & {d}
         for opcode, (d, *sources) in parsed:
             if opcode.startswith("ld.param."):
-                base, offset = re.fullmatch(r"\[\s*([^+\]\s]+)(?:\+(-?\d+))?\s*\]", sources[0]).groups()
+                base, offset = base_and_offset(sources[0])
                 if base in held:
-                    at = sum(held[base]) + int(offset or 0)
+                    at = sum(held[base]) + offset
                     size = bits(opcode.split(".")[-1]) // 8 * (d.count(",") + 1)
                     self.loaded.update(range(at, at + size))
             elif d not in made:
@@ -618,12 +624,11 @@ class Kernel:
         return apart(self.shared_at, self.dynamic_alignment)
 
     def address(self, operand, space):
-        base, offset = re.fullmatch(r"\[\s*([^+\]\s]+)(?:\+(-?\d+))?\s*\]", operand).groups()
+        base, number = base_and_offset(operand)
         held = self.registers.get(base)
         if held is None and base not in self.symbols and base != self.dynamic:
             raise Unknown
         text = base[1:] if held else self.symbol(base)
-        number = int(offset or 0)
         if held == "b32":  # addresses of shared memory have 32 bits, and so have their sums
             return f"uint32_t({text} + {number}u)" if number >= 0 else f"uint32_t({text} - {-number}u)"
         return text if number == 0 else f"{text} {'+' if number > 0 else '-'} {abs(number)}"
@@ -708,7 +713,6 @@ class Kernel:
             self.unknown.append(f"{self.name}: this is not known: {rest}")
         statements = [statement for *_, statement in tokens]
         self.find_computed(statements)
-        self.find_loaded(statements)
         for label, loc, brace, statement in tokens:
             if label:
                 self.lines.append((f"{self.label(label)}:;", None))
@@ -720,6 +724,8 @@ class Kernel:
                 except Unknown as unknown:
                     where = [text for code, text in self.lines if code == "AT"][-1:] or ["unknown source"]
                     self.unknown.append(f"{self.name}: {where[0]}: this is not known: {' '.join(str(unknown).split())}")
+        if not self.unknown:
+            self.find_loaded(statements)
 
     def cpp(self):
         used = set(re.findall(r"\b\w+\b", "\n".join(code for code, _ in self.lines if code not in ("AT", "DECLARE"))))
