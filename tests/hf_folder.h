@@ -5,6 +5,7 @@
 #include <string>
 #include <vector>
 
+#include "layers/parameters.h"
 #include "tests/fixtures.h"
 #include "tests/script.h"
 #include "training/checkpoint/safetensors.h"
@@ -33,6 +34,28 @@ inline std::string safetensors_of(const TensorMap& tensors) {
 template <class T>
 std::string bytes_of(const std::vector<T>& values) {
   return std::string(reinterpret_cast<const char*>(values.data()), values.size() * sizeof(T));
+}
+
+// The models of tests/fixtures/hf_models.json.
+inline const json& hf_models() {
+  static const json fixtures = read_fixtures("hf_models.json");
+  return fixtures.at("models");
+}
+inline const json& hf_model(const std::string& name) {
+  for (const json& m : hf_models())
+    if (m.at("name") == name) return m;
+  fail("no fixture %s", name.c_str());
+}
+
+// The tensors of one of them: values(name, how many, what it says of this one).
+template <class Values>
+TensorMap tensors_of(const json& model, Values values) {
+  TensorMap tensors;
+  for (const auto& [name, t] : model.at("tensors").items()) {
+    const Shape shape = t.at("shape");
+    tensors[name] = {"F32", shape, bytes_of(values(name, count(shape), t))};
+  }
+  return tensors;
 }
 
 inline void write_folder(const Folder& f, const std::string& folder, const json& config, const TensorMap& tensors) {

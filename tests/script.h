@@ -17,13 +17,18 @@ namespace gated {
 namespace fs = std::filesystem;
 
 struct Said {
-  int exit_code;
+  int exit_code;  // 128 + n where signal n ended it
   std::string text;
+  std::string err = "";  // what was said on stderr, where that is not in the text
 };
+
+inline int exit_code_of(int status) {
+  return WIFEXITED(status) ? WEXITSTATUS(status) : 128 + WTERMSIG(status);
+}
 
 // What was said, of what ended so.
 inline Said ended(Said said, int exit_code = 0) {
-  INFO(said.text);
+  INFO(said.text << said.err);
   REQUIRE(said.exit_code == exit_code);
   return said;
 }
@@ -64,8 +69,7 @@ struct Folder {
     FILE* p = popen(format("cd '%s' && { %s; } 2>&1", path.c_str(), command.c_str()).c_str(), "r");
     Said said;
     for (int c; (c = fgetc(p)) != EOF;) said.text += char(c);
-    const int status = pclose(p);
-    said.exit_code = WIFEXITED(status) ? WEXITSTATUS(status) : 128 + WTERMSIG(status);
+    said.exit_code = exit_code_of(pclose(p));
     return said;
   }
   // What a command says that ends well.
@@ -76,6 +80,12 @@ struct Folder {
     return done("PYTHONDONTWRITEBYTECODE=1 PYTHONPATH={repo}/scripts " + interpreter + " check.py");
   }
 };
+
+// Of the weights, as ./train says it last.
+inline std::string fingerprint_of(const Said& said) {
+  const auto found = matches(said.text, "fingerprint of the weights: ([0-9a-f]{16})");
+  return found.empty() ? "none: " + said.text + said.err : found[0][1];
+}
 
 inline bool answers(const std::string& command) {
   return std::system((command + " >/dev/null 2>&1").c_str()) == 0;

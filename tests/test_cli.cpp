@@ -24,10 +24,6 @@ using namespace gated;
 
 namespace {
 
-struct Outcome {
-  int exit_code;  // 128 + n where signal n ended it
-  std::string out, err;
-};
 using Prepare = std::function<void()>;
 
 void sleep_milliseconds(int n) {
@@ -50,28 +46,16 @@ bool in_time(const std::function<bool()>& ready) {
   _exit(127);
 }
 
-int exit_code_of(pid_t child) {
+int exit_code_of_child(pid_t child, rusage* usage = nullptr) {
   int status = 0;
-  waitpid(child, &status, 0);
-  return WIFEXITED(status) ? WEXITSTATUS(status) : 128 + WTERMSIG(status);
+  wait4(child, &status, 0, usage);
+  return exit_code_of(status);
 }
 
 // Has it ended? (Its exit code is still to be fetched.)
 bool has_ended(pid_t child) {
   siginfo_t end = {};
   return waitid(P_PID, id_t(child), &end, WEXITED | WNOHANG | WNOWAIT) != 0 || end.si_pid == child;
-}
-
-Outcome ended(Outcome o, int exit_code = 0) {
-  INFO(o.out << o.err);
-  REQUIRE(o.exit_code == exit_code);
-  return o;
-}
-
-std::string fingerprint_of(const Outcome& o) {
-  const std::string label = "fingerprint of the weights: ";
-  const size_t at = o.out.find(label);
-  return at == std::string::npos ? "none: " + o.err : o.out.substr(at + label.size(), 16);
 }
 
 // A run of a second or two.
@@ -98,19 +82,16 @@ struct Cli : Folder {
     if (prepare) prepare();
     become(program + flags);
   }
-  Outcome finish(pid_t child) const {
-    const int code = exit_code_of(child);
-    return {code, read("stdout"), read("stderr")};
-  }
-  Outcome train(const std::string& flags, const Prepare& prepare = {}) const { return finish(start(flags, prepare)); }
+  Said finish(pid_t child) const { return {exit_code_of_child(child), read("stdout"), read("stderr")}; }
+  Said train(const std::string& flags, const Prepare& prepare = {}) const { return finish(start(flags, prepare)); }
   // What it prints where it ends well.
-  std::string trained(const std::string& flags) const { return ended(train(flags)).out; }
+  std::string trained(const std::string& flags) const { return ended(train(flags)).text; }
   std::string fingerprint(const std::string& flags) const { return fingerprint_of(train(flags)); }
 
   // Refused: exit 1, nothing but one line "error: ..." on stderr, which names what is wrong.
-  Outcome refused(const std::string& flags, const std::string& named, const Prepare& prepare = {}) const {
-    const Outcome o = train(flags, prepare);
+  Said refused(const std::string& flags, const std::string& named, const Prepare& prepare = {}) const {
     INFO(flags);
+    const Said o = train(flags, prepare);
     require_refused_at_once({o.exit_code, o.err}, named);
     return o;
   }
@@ -120,10 +101,14 @@ struct Cli : Folder {
     in_time([&] { return contains(read(file), text) || has_ended(child); });
     return contains(read(file), text);
   }
-  // A run that is sent a signal when a file holds this text, and ends by it.
-  Outcome ended_by(int number, pid_t child, const std::string& file, const std::string& text) const {
+  // A run is sent a signal when a file holds this text,
+  void tell(int number, pid_t child, const std::string& file, const std::string& text) const {
     CHECK(waited_for(child, file, text));
     kill(child, number);
+  }
+  // and ends by it.
+  Said ended_by(int number, pid_t child, const std::string& file, const std::string& text) const {
+    tell(number, child, file, text);
     return ended(finish(child), 128 + number);
   }
 
@@ -162,6 +147,10 @@ const std::string& end_of_long_run() {
   static const std::string end = Cli().fingerprint(small("--steps=200"));
   return end;
 }
+void require_resumed(const Said& long_run, const std::string& from = "") {
+  REQUIRE(contains(long_run.text, "resume: step " + from));
+  REQUIRE(fingerprint_of(long_run) == end_of_long_run());
+}
 
 }  // namespace
 
@@ -177,14 +166,9 @@ TEST_CASE("cli: the memory that it announces is the memory that it takes, within
     const pid_t child = f.start(
         "--device=cpu --threads=2 --context=64 --steps=2 --warmup=1 --val-batches=1 --sample-tokens=0 --out=out " +
         model);
-    int status = 0;
     rusage usage;
-    REQUIRE(wait4(child, &status, 0, &usage) == child);
-    REQUIRE(status == 0);
-    const std::string out = f.read("stdout");
-    const size_t at = out.find(" MiB");
-    REQUIRE(at != std::string::npos);
-    const double announced = std::stod(out.substr(out.find_last_of(' ', at - 1)));
+    REQUIRE(exit_code_of_child(child, &usage) == 0);
+    const double announced = std::stod(matches(f.read("stdout"), "(\\d+)\\s+MiB").at(0)[1]);
     const double peak = double(usage.ru_maxrss) / 1024;
     INFO(model << ": announced " << announced << " MiB, at the peak " << peak);
     REQUIRE(std::abs(peak / announced - 1) < 0.02);
@@ -203,12 +187,12 @@ TEST_CASE("cli: bf16 and the tensor core that it names arrive in training and in
   fs::remove(f / "run/step_00000012.safetensors");
   const std::string rest = small("--out=run --resume --precision=bf16 ");
   f.refused(rest, "add --change-precision");
-  const Outcome both = ended(f.train(rest + "--change-precision"));
-  REQUIRE(contains(both.out, "resume: step 6"));
+  const Said both = ended(f.train(rest + "--change-precision"));
+  REQUIRE(contains(both.text, "resume: step 6"));
   REQUIRE(std::set<std::string>{fp32, hopper, fingerprint_of(both), "none"}.size() == 4);
 
   // Generated again, the sample after the last step is the same.
-  const std::string sample = between(both.out.substr(both.out.find("\nsample ")), "):\n");
+  const std::string sample = between(both.text.substr(both.text.find("\nsample ")), "):\n");
   REQUIRE(f.trained("--generate --out=run --device=cpu --precision=bf16 --tokens=19 --prompt-tokens=" +
                     sample.substr(0, sample.find(' '))) == sample + "\n");
 }
@@ -216,10 +200,10 @@ TEST_CASE("cli: bf16 and the tensor core that it names arrive in training and in
 TEST_CASE("cli: more threads than cores are warned about, and change no bit, nor does one", "[cli]") {
   const Cli f;
   const int cores = omp_get_num_procs();
-  const Outcome as_many = f.train(tiny(format("--threads=%d", cores)));
+  const Said as_many = f.train(tiny(format("--threads=%d", cores)));
   REQUIRE(as_many.err.empty());
-  REQUIRE(!contains(as_many.out, "\033"));  // no terminal listens
-  const Outcome more = ended(f.train(tiny(format("--threads=%d", cores + 1))));
+  REQUIRE(!contains(as_many.text, "\033"));  // no terminal listens
+  const Said more = ended(f.train(tiny(format("--threads=%d", cores + 1))));
   REQUIRE(contains(more.err, format("warning: --threads=%d is more than the %d core", cores + 1, cores)));
   REQUIRE(count(more.err, "\n") == 1);
   for (const std::string& one : {fingerprint_of(more), f.fingerprint(tiny("--threads=1"))})
@@ -228,8 +212,8 @@ TEST_CASE("cli: more threads than cores are warned about, and change no bit, nor
 
 TEST_CASE("cli: --match-params says what it chose, and a model that cannot be is refused", "[cli]") {
   const Cli f;
-  REQUIRE(
-      says(f.train("--attn=g1 --norm=gated --match-params=--attn=full --describe").out, {"--ffn-hidden=", "than the"}));
+  REQUIRE(says(f.train("--attn=g1 --norm=gated --match-params=--attn=full --describe").text,
+               {"--ffn-hidden=", "than the"}));
   for (const auto& [flags, named] :
        {std::pair("--params=100 --describe", "100 parameters"),
         {"--params=900000 --ffn-hidden=100", "--ffn-hidden"},
@@ -312,10 +296,10 @@ TEST_CASE("cli: killed at any instant and resumed, a run ends as if it had not b
 
   // Killed again and again, each time a little later, until one attempt gets to the end.
   int kills = 0;
-  Outcome last;
+  Said last;
   for (int milliseconds = 30;; milliseconds += 11) {
     const pid_t child = f.start(run);
-    for (int waited = 0; waited < milliseconds; waited++) sleep_milliseconds(1);
+    sleep_milliseconds(milliseconds);
     kill(child, SIGKILL);
     last = f.finish(child);
     if (last.exit_code == 0) break;
@@ -333,13 +317,12 @@ TEST_CASE("cli: killed at any instant and resumed, a run ends as if it had not b
   REQUIRE(log_of("run") == log_of("whole"));
   for (const char* file : {"/measures.safetensors", "/best.safetensors"})
     REQUIRE(f.read(std::string("run") + file) == f.read(std::string("whole") + file));
-  REQUIRE(!contains(f.run("ls run").text, "tmp"));
-  REQUIRE(f.files_in("run") == 5);  // two checkpoints, the best, the log, the arrays
+  const std::string files = f.run("ls run").text;
+  REQUIRE((!contains(files, "tmp") && count(files, "\n") == 5));  // two checkpoints, the best, the log, the arrays
   // One too many is there where a run was killed between saving and deleting.
   f.write("run/step_00000001.safetensors", "old");
   REQUIRE(f.fingerprint(run) == expected);
-  REQUIRE(!contains(f.run("ls run").text, "tmp"));
-  REQUIRE(f.files_in("run") == 5);
+  REQUIRE(f.run("ls run").text == files);
 }
 
 namespace {
@@ -417,7 +400,7 @@ TEST_CASE("cli: on a terminal all lines and the bar fit its width, and making it
     kill(child, SIGCONT);
   }
   while (read_some(60000)) continue;
-  REQUIRE(exit_code_of(child) == 0);
+  REQUIRE(exit_code_of_child(child) == 0);
   close(terminal);
   for (size_t i = 0; i < screen.lines.size(); i++) {
     INFO(screen.lines[i]);
@@ -434,19 +417,17 @@ TEST_CASE("cli: Ctrl-C and SIGTERM end the step, save, and say how to go on", "[
   for (int number : {SIGINT, SIGTERM, SIGHUP}) {
     const std::string out = format("run%d", number), words = small(long_run + ("--out=" + out));
     const pid_t child = f.start(words);
-    CHECK(f.waited_for(child, out + "/log.jsonl", "\"step\":3,"));
-    // GNU timeout sends one signal twice, to a program and to its group.
-    for (int i = 0; i < 2; i++) kill(child, number), sleep_milliseconds(2);
-    const Outcome interrupted = ended(f.finish(child), 128 + number);
-    REQUIRE(says(interrupted.out, {"interrupted after step ", "--resume goes on bit for bit"}));
-    REQUIRE(!contains(interrupted.out, "\n200 steps in "));  // as many as ran
-    const Outcome rest = f.train(words);
-    REQUIRE(contains(rest.out, "resume: step "));
-    REQUIRE(fingerprint_of(rest) == end_of_long_run());
+    f.tell(number, child, out + "/log.jsonl", "\"step\":3,");
+    sleep_milliseconds(2);  // GNU timeout sends one signal twice, to a program and to its group
+    kill(child, number);
+    const Said interrupted = ended(f.finish(child), 128 + number);
+    REQUIRE(says(interrupted.text, {"interrupted after step ", "--resume goes on bit for bit"}));
+    REQUIRE(!contains(interrupted.text, "\n200 steps in "));  // as many as ran
+    require_resumed(f.train(words));
   }
   fs::remove(f / "stdout");  // of the run before
-  const Outcome nowhere = f.ended_by(SIGINT, f.start(small("--steps=100000")), "stdout", "step ");
-  REQUIRE(contains(nowhere.out, "nothing is saved; with --out=FOLDER --resume"));
+  const Said nowhere = f.ended_by(SIGINT, f.start(small("--steps=100000")), "stdout", "step ");
+  REQUIRE(contains(nowhere.text, "nothing is saved; with --out=FOLDER --resume"));
 }
 
 TEST_CASE("cli: lines are printed every --log-every steps, and the log has all of them", "[cli]") {
@@ -507,21 +488,17 @@ TEST_CASE("cli: the checkpoint of the lowest validation loss stays beside the ne
 TEST_CASE("cli: SIGUSR1 saves, and the run goes on", "[cli]") {
   const Cli f;
   const pid_t child = f.start(small(long_run));
-  CHECK(f.waited_for(child, "run/log.jsonl", "\"step\":3,"));
-  kill(child, SIGUSR1);
+  f.tell(SIGUSR1, child, "run/log.jsonl", "\"step\":3,");
   f.ended_by(SIGKILL, child, "stdout", "saved, as SIGUSR1 asks");
   const auto saved = list_checkpoints(f / "run");
   REQUIRE((saved.size() == 1 && saved.begin()->first >= 3 && saved.begin()->first < 200));
-  const Outcome rest = f.train(small(long_run));
-  REQUIRE(contains(rest.out, format("resume: step %zu of", saved.begin()->first)));
-  REQUIRE(fingerprint_of(rest) == end_of_long_run());
+  require_resumed(f.train(small(long_run)), format("%zu of", saved.begin()->first));
 
   const auto told = [&](const Prepare& prepare) {
     fs::remove(f / "stdout");
     const pid_t run = f.start(small("--steps=200"), prepare);
-    CHECK(f.waited_for(run, "stdout", "step   3"));
-    kill(run, SIGUSR1);
-    const Outcome o = ended(f.finish(run));
+    f.tell(SIGUSR1, run, "stdout", "step   3");
+    const Said o = ended(f.finish(run));
     REQUIRE(fingerprint_of(o) == end_of_long_run());
     return o.err;
   };
@@ -545,14 +522,11 @@ TEST_CASE("cli: the job script for SLURM goes on in the next job where the last 
   };
   for (const char* until : {"\"step\":3,", "\"step\":30,"}) {
     const pid_t child = job();
-    CHECK(f.waited_for(child, "run/log.jsonl", until));
-    kill(child, SIGUSR1);
-    REQUIRE(contains(ended(f.finish(child)).out, "resume: step ") == (until != std::string("\"step\":3,")));
+    f.tell(SIGUSR1, child, "run/log.jsonl", until);
+    REQUIRE(contains(ended(f.finish(child)).text, "resume: step ") == (until != std::string("\"step\":3,")));
   }
   REQUIRE(f.read("asked") == "requeue 17\nrequeue 17\n");
-  const Outcome last = ended(f.finish(job()));
-  REQUIRE(contains(last.out, "resume: step "));
-  REQUIRE(fingerprint_of(last) == end_of_long_run());
+  require_resumed(ended(f.finish(job())));
   // One that fails is not queued again.
   REQUIRE(contains(ended(f.finish(job("--seed=2")), 1).err, "was made with --seed=1337"));
   REQUIRE(count(f.read("asked"), "\n") == 2);
@@ -577,7 +551,7 @@ TEST_CASE("cli: a second signal ends the program at once, unless it comes right 
       raise(SIGTERM);
       _exit(4);
     }
-    REQUIRE(exit_code_of(child) == 128 + (ignored ? SIGTERM : SIGINT));
+    REQUIRE(exit_code_of_child(child) == 128 + (ignored ? SIGTERM : SIGINT));
   }
   // Right after the steps too.
   const pid_t child = fork();
@@ -590,7 +564,7 @@ TEST_CASE("cli: a second signal ends the program at once, unless it comes right 
     raise(SIGTERM);
     _exit(interrupted() == SIGTERM ? 0 : 1);
   }
-  REQUIRE(exit_code_of(child) == 0);
+  REQUIRE(exit_code_of_child(child) == 0);
 }
 
 TEST_CASE("cli: outside of the steps a signal ends the program at once", "[cli]") {
@@ -602,7 +576,7 @@ TEST_CASE("cli: outside of the steps a signal ends the program at once", "[cli]"
     sleep_milliseconds(50);
     kill(child, SIGINT);
     if (!in_time([&] { return has_ended(child); })) kill(child, SIGKILL);
-    return exit_code_of(child) == 128 + SIGINT;
+    return exit_code_of_child(child) == 128 + SIGINT;
   };
   REQUIRE(ends("--out=run --sample-tokens=100000000", "stdout", " steps in "));
   REQUIRE(f.holds("run/step_00000012.safetensors"));
@@ -724,12 +698,12 @@ TEST_CASE("cli: a run whose validation is no number has diverged", "[cli]") {
   REQUIRE(contains(f.refused(flags, "step 1: the validation loss is").err,
                    "lower --lr; the checkpoint of step 1 is saved"));
   // Where its loss is none the refusal says which rate was still good.
-  const Outcome rate = f.refused(small("--steps=100 --warmup=100 --lr=1e3 --min-lr=0 --clip=1e30"),
-                                 "training has diverged; the loss was lowest, ");
+  const Said rate = f.refused(small("--steps=100 --warmup=100 --lr=1e3 --min-lr=0 --clip=1e30"),
+                              "training has diverged; the loss was lowest, ");
   REQUIRE(matches(rate.err, ", [0-9.]+, in step \\d+ at a rate of [0-9.e+]+: lower --lr \\(now 1000").size() == 1);
   // Of the steps that were printed.
   std::string lowest, step;
-  for (const auto& line : matches(rate.out, "step +(\\d+)/100  loss ([0-9.]+) "))
+  for (const auto& line : matches(rate.text, "step +(\\d+)/100  loss ([0-9.]+) "))
     if (lowest.empty() || std::stod(line[2]) < std::stod(lowest)) lowest = line[2], step = line[1];
   REQUIRE(contains(rate.err, "was lowest, " + lowest + ", in step " + step + " at a rate of "));
 }
@@ -740,9 +714,9 @@ TEST_CASE("cli: a run with a decay of its own can be made longer, one with a cos
   f.trained(wsd + "--steps=12 --save-every=5 --out=a");
   REQUIRE((f.holds("a/step_00000008.safetensors") && f.holds("a/step_00000012.safetensors")));  // 8: before the decay
   f.run("mv a/log.jsonl kept; ln -s ../kept a/log.jsonl");
-  const Outcome longer = ended(f.train(wsd + "--steps=20 --resume --save-every=7 --out=a"));
+  const Said longer = ended(f.train(wsd + "--steps=20 --resume --save-every=7 --out=a"));
   REQUIRE((fs::is_symlink(f.path / "a/log.jsonl") && contains(f.read("kept"), "{\"step\":20,\"loss\"")));
-  REQUIRE(contains(longer.out, "resume: step 8 of"));
+  REQUIRE(contains(longer.text, "resume: step 8 of"));
   REQUIRE(fingerprint_of(longer) == f.fingerprint(wsd + "--steps=20 --out=b"));
   REQUIRE((f.holds("a/step_00000016.safetensors") && !f.holds("a/step_00000008.safetensors")));
 
@@ -819,9 +793,9 @@ TEST_CASE("cli: before the first step a run says what its checkpoints take, and 
   REQUIRE(!contains(f.trained(small("")), "checkpoints of "));
 
   const pid_t child = f.start(small("--keep=0 --save-every=1 --steps=100000000000 --out=all"));
-  const Outcome all = f.ended_by(SIGTERM, child, "stdout", "step            1/");
+  const Said all = f.ended_by(SIGTERM, child, "stdout", "step            1/");
   REQUIRE(all.err.starts_with("warning: --out=all: its checkpoints will take "));
-  REQUIRE(contains(all.out, "100000000000 at once"));
+  REQUIRE(contains(all.text, "100000000000 at once"));
 
   NEEDS("unshare -rm true", "unshare -rm", "a disk that is full before the run")
   const auto on_a_disk = [&](const std::string& size) {
@@ -909,9 +883,7 @@ TEST_CASE("cli: a run whose output nobody reads any more saves, and ends as by S
   };
   REQUIRE(contains(ended(ended_early(small(long_run)), 128 + SIGPIPE).err, "interrupted after step "));
   REQUIRE(!list_checkpoints(f / "run").empty());
-  const Outcome rest = f.train(small(long_run));
-  REQUIRE(contains(rest.out, "resume: step "));
-  REQUIRE(fingerprint_of(rest) == end_of_long_run());
+  require_resumed(f.train(small(long_run)));
   REQUIRE(ended_early("--help").err == "");  // there is nothing to save here
 }
 
@@ -925,7 +897,7 @@ TEST_CASE("cli: a shard that is cut short while a run reads it ends the run, beh
                       (out == "trains" ? " --data=x.bin" : " --data=v.bin --val-data=x.bin")));
     CHECK(f.waited_for(child, out + "/log.jsonl", "\"step\":6,"));
     fs::resize_file(f / "x.bin", 1025);
-    const Outcome o = f.finish(child);
+    const Said o = f.finish(child);
     require_refused_at_once({o.exit_code, o.err}, "x.bin: ends at byte 1025, expected more, to byte ");
     const auto saved = list_checkpoints(f / out);
     REQUIRE(saved.size() == 1);
@@ -1003,7 +975,7 @@ TEST_CASE("cli: an export that is interrupted leaves nothing, of one that is kil
     const std::string mine = ".tmp." + std::to_string(child), unfinished = "model" + mine;
     in_time([&] { return f.holds(unfinished + "/model.safetensors" + mine); });
     kill(child, number);
-    const Outcome o = ended(f.finish(child), 128 + number);
+    const Said o = ended(f.finish(child), 128 + number);
     REQUIRE(!f.holds("model"));
     REQUIRE(f.holds(unfinished) == (number == SIGKILL));
     if (number != SIGKILL) REQUIRE(o.err == "error: --export=model: interrupted: nothing is written\n");
@@ -1027,9 +999,9 @@ TEST_CASE("cli: bad input is one clear line and no crash", "[cli]") {
   f.write("caf\xe9.txt", std::string(20000, 'x'));
   const std::string latin = tiny("--data=caf\xe9.txt ");
   f.trained(latin);
-  const Outcome unnamed = f.refused(latin + "--out=latin", "caf\\ufffd.txt\": is not UTF-8");
+  const Said unnamed = f.refused(latin + "--out=latin", "caf\\ufffd.txt\": is not UTF-8");
   REQUIRE(contains(unnamed.err, "error: --data=\""));
-  REQUIRE(!contains(unnamed.out, "step "));
+  REQUIRE(!contains(unnamed.text, "step "));
 
   // A shard in llm.c's format, then one in which some tokens are outside the vocabulary: every batch meets one.
   std::vector<uint16_t> tokens(4000, 7);

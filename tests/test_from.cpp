@@ -16,25 +16,18 @@ namespace {
 const std::string small = "{repo}/train " + small_run_flags +
                           "--data=bigram-backcopy --context=16 --steps=6 --warmup=3 --val-batches=2 --sample-tokens=5 ";
 
-// What stands after `label`, up to the end of the line.
-std::string after(const std::string& text, const std::string& label) {
-  const size_t at = text.find(label);
-  return at == std::string::npos ? "none: " + text
-                                 : text.substr(at + label.size(), text.find('\n', at) - at - label.size());
-}
-
 }  // namespace
 
 TEST_CASE("from: a run's flags and weights are another run's start, and flags beside it change it", "[from]") {
   const Folder f;
   const Said first = ended(f.run(small + "--norm=gated --attn=g1 --out=first"));
-  const std::string loss = after(first.text, "validation loss ");
+  const std::string loss = between(first.text, "validation loss ");
 
   // The same data, the same weights: the same loss, on every device, from the folder and from the file.
   for (const char* from :
        {"--from=first", "--from=first --device=emulated", "--from=first/step_00000006.safetensors"}) {
     const std::string said = f.done("{repo}/train --evaluate --val-batches=2 " + std::string(from));
-    REQUIRE(after(said, "validation loss ") == loss);
+    REQUIRE(between(said, "validation loss ") == loss);
     REQUIRE(contains(said, "gated: mean"));  // it is the model of --attn=g1
   }
   REQUIRE(f.run("ls").text == "first\n");
@@ -43,21 +36,20 @@ TEST_CASE("from: a run's flags and weights are another run's start, and flags be
   const Said second =
       ended(f.run("{repo}/train --from=first --lr=1e-30 --min-lr=0 --steps=2 --val-batches=2 --out=second"));
   REQUIRE(says(second.text, {"from       first/step_00000006.safetensors", "--norm=gated", "step 1/2 "}));
-  REQUIRE(after(second.text, "validation loss ") == loss);
-  const std::string fingerprint = "fingerprint of the weights: ";
+  REQUIRE(between(second.text, "validation loss ") == loss);
   const std::string four = "{repo}/train --from=first --steps=4 --val-batches=2 --save-every=2 --keep=0 --out=third";
   const Said whole = f.run(four);
   fs::remove(f / "third/step_00000004.safetensors");
   const Said resumed = f.run(four + " --resume");
   REQUIRE(contains(resumed.text, "step 3/4 "));
   REQUIRE(!contains(resumed.text, "step 2/4 "));
-  REQUIRE(after(resumed.text, fingerprint) == after(whole.text, fingerprint));
-  REQUIRE(after(whole.text, fingerprint) != after(first.text, fingerprint));
+  REQUIRE(fingerprint_of(resumed) == fingerprint_of(whole));
+  REQUIRE(fingerprint_of(whole) != fingerprint_of(first));
   fs::remove(f / "third/step_00000004.safetensors");
   fs::rename(f / "first", f / "elsewhere");
   const Said alone = f.run(four + " --resume");
   REQUIRE(contains(alone.text, "step 3/4 "));
-  REQUIRE(after(alone.text, fingerprint) == after(whole.text, fingerprint));
+  REQUIRE(fingerprint_of(alone) == fingerprint_of(whole));
   require_refused_at_once(f.run(four + "new --resume"), "--from=first: there is no such file or folder");
   fs::rename(f / "elsewhere", f / "first");
 
@@ -100,15 +92,10 @@ TEST_CASE("from: flags that make another function of the same weights are said, 
   REQUIRE(notes(from + "--steps=2 --ffn=swiglu --lr=1e-3 --sample-tokens=0") == "");
 
   // The layers of Qwen3-Next that predict further tokens.
-  const json fixtures = read_fixtures("hf_models.json");
-  for (const json& fixture : fixtures.at("models")) {
-    if (fixture.at("name") != "qwen3_next") continue;
-    TensorMap tensors;
-    for (const auto& [name, t] : fixture.at("tensors").items())
-      tensors[name] = {"F32", t.at("shape"), bytes_of(std::vector<float>(gated::count(Shape(t.at("shape"))), 0.01f))};
-    tensors["mtp.norm.weight"] = tensors["mtp.fc.weight"] = {"F32", {1}, bytes_of(std::vector<float>{1})};
-    write_folder(f, "next", fixture.at("config"), tensors);
-  }
+  TensorMap tensors = tensors_of(hf_model("qwen3_next"),
+                                 [](const auto&, size_t n, const auto&) { return std::vector<float>(n, 0.01f); });
+  tensors["mtp.norm.weight"] = tensors["mtp.fc.weight"] = {"F32", {1}, bytes_of(std::vector<float>{1})};
+  write_folder(f, "next", hf_model("qwen3_next").at("config"), tensors);
   REQUIRE(notes("{repo}/train --from=next --device=cpu --generate --prompt-tokens=1 --tokens=1") ==
           "note: next: its 2 tensors mtp.* are left out: they predict the token after the next\n");
 }

@@ -54,10 +54,8 @@ class Numbered {
   const std::string name;
 
   Numbered(const json& fixture, const Folder& f) : name(fixture.at("name")) {
-    TensorMap tensors;
-    for (const auto& [tensor, t] : fixture.at("tensors").items())
-      tensors[tensor] = {"F32", t.at("shape"), bytes_of(numbered(gated::count(Shape(t.at("shape")))))};
-    write_folder(f, "model", fixture.at("config"), tensors);
+    const auto values = [&](const auto&, size_t n, const auto&) { return numbered(n); };
+    write_folder(f, "model", fixture.at("config"), tensors_of(fixture, values));
     open(f / "model");
   }
   // A run of a small model with these flags.
@@ -190,9 +188,8 @@ class Numbered {
 // All that are read: the models of transformers, but those that differ from another in positions alone, and runs.
 void for_each_model(const std::function<void(Numbered&)>& call) {
   const Folder f;
-  const json fixtures = read_fixtures("hf_models.json");
   std::set<std::string> tensors;
-  for (const json& fixture : fixtures.at("models")) {
+  for (const json& fixture : hf_models()) {
     if (!tensors.insert(fixture.at("tensors").dump()).second) continue;
     Numbered model(fixture, f);
     call(model);
@@ -258,40 +255,36 @@ TEST_CASE("from_matrix: what comes of every flag, for each model", "[.table]") {
 
 TEST_CASE("from_matrix: what the flags of an issue once did in silence names them", "[from]") {
   const Folder f;
-  const json fixtures = read_fixtures("hf_models.json");
-  const auto names = [](Numbered model, const std::string& flags, const std::string& named) {
+  // A model, or the flags of a run; flags beside it; and which of them are named, where it is not all.
+  for (const auto& [name, flags, named] : std::vector<std::array<std::string, 3>>{
+           {"gpt2", "--kv-heads=1"},
+           {"gpt2", "--window=3 --kv-heads=2 --clip-output=3", "--kv-heads=2"},
+           {"gpt2", "--attn=g1"},
+           {"llama with biases", "--experts=2"},
+           {"qwen3_moe", "--ffn-bias=on --rope-theta=5", "--ffn-bias=on"},
+           {"qwen3_next", "--ffn=polynorm"},
+           {"qwen3_next", "--attn=full"},
+           {"gpt_oss", "--ffn=relu2"},
+           {"released gates, elementwise", "--attn=g5"},
+           // The scores are those of the output of attention, whatever else has as many.
+           {"qwen3_next", "--attn=g4"},
+           // As many numbers in every tensor, in another order; neither flag is to blame by itself where both are
+           // needed for that.
+           {"qwen3_next", "--linear-key-heads=1 --linear-key-dim=10"},
+           {"released gates, elementwise", "--kv-heads=1 --head-dim=6", "--kv-heads=1"},
+           {"llama", "--tied=on"},
+           {"gpt2", "--heads=2 --kv-heads=2 --head-dim=10"},
+           {"--qk-norm=off", "--heads=2 --kv-heads=1 --head-dim=12"},
+           {"--attn=g1", "--attn=g4 --ffn=glu", "--attn=g4"},
+           {"--head-experts=4 --head-experts-of=kv", "--head-experts=2 --kv-heads=4"},
+           {"--mixer=gated-delta --linear-key-heads=2 --linear-key-dim=4",
+            "--linear-key-heads=1 --linear-key-dim=8"}}) {
+    Numbered model = name.starts_with("--") ? Numbered(f, name) : Numbered(hf_model(name), f);
     const Numbered::Seen seen = model.seen(flags);
-    INFO(model.name << " " << flags << ": " << seen.refusal);
-    REQUIRE(contains(seen.refusal, "with " + named + " it is another model than its weights are: "));
-  };
-  const auto refused = [&](const char* name, const std::string& flags, const std::string& named) {
-    for (const json& fixture : fixtures.at("models"))
-      if (fixture.at("name") == name) return names({fixture, f}, flags, named);
-    FAIL("no model " << name);
-  };
-  refused("gpt2", "--kv-heads=1", "--kv-heads=1");
-  refused("gpt2", "--window=3 --kv-heads=2 --clip-output=3", "--kv-heads=2");
-  refused("gpt2", "--attn=g1", "--attn=g1");
-  refused("llama with biases", "--experts=2", "--experts=2");
-  refused("qwen3_moe", "--ffn-bias=on --rope-theta=5", "--ffn-bias=on");
-  refused("qwen3_next", "--ffn=polynorm", "--ffn=polynorm");
-  refused("qwen3_next", "--attn=full", "--attn=full");
-  refused("gpt_oss", "--ffn=relu2", "--ffn=relu2");
-  refused("released gates, elementwise", "--attn=g5", "--attn=g5");
-  // The scores are those of the output of attention, whatever else has as many.
-  refused("qwen3_next", "--attn=g4", "--attn=g4");
-  // As many numbers in every tensor, in another order; neither flag is to blame by itself where both are needed for
-  // that.
-  refused("qwen3_next", "--linear-key-heads=1 --linear-key-dim=10", "--linear-key-heads=1, --linear-key-dim=10");
-  refused("released gates, elementwise", "--kv-heads=1 --head-dim=6", "--kv-heads=1");
-  refused("llama", "--tied=on", "--tied=on");
-  refused("gpt2", "--heads=2 --kv-heads=2 --head-dim=10", "--heads=2, --kv-heads=2, --head-dim=10");
-  names({f, "--qk-norm=off"}, "--heads=2 --kv-heads=1 --head-dim=12", "--heads=2, --kv-heads=1, --head-dim=12");
-  names({f, "--attn=g1"}, "--attn=g4 --ffn=glu", "--attn=g4");
-  names({f, "--head-experts=4 --head-experts-of=kv"}, "--head-experts=2 --kv-heads=4",
-        "--head-experts=2, --kv-heads=4");
-  names({f, "--mixer=gated-delta --linear-key-heads=2 --linear-key-dim=4"}, "--linear-key-heads=1 --linear-key-dim=8",
-        "--linear-key-heads=1, --linear-key-dim=8");
+    INFO(name << " " << flags << ": " << seen.refusal);
+    REQUIRE(contains(seen.refusal, "with " + (named.empty() ? replaced(flags, " ", ", ") : named) +
+                                       " it is another model than its weights are: "));
+  }
 }
 
 TEST_CASE("from_matrix: of more tensors than are stored no more are listed than show it", "[from]") {

@@ -1,6 +1,5 @@
 // hf_model: folders of transformers read and written. tests/fixtures/hf_models.json, made by scripts/make_models.py,
 // says what transformers' own models compute with weights that both sides make.
-#include <omp.h>
 #include <sys/file.h>
 
 #include <map>
@@ -27,25 +26,11 @@ namespace {
 
 // The tensors of a fixture's model.
 TensorMap tensors_of(const json& fixture) {
-  TensorMap tensors;
-  for (const auto& [name, t] : fixture.at("tensors").items()) {
-    const Shape shape = t.at("shape");
-    std::vector<float> x = values_of<float>(name, count(shape), 0.25f);
+  return gated::tensors_of(fixture, [](const std::string& name, size_t n, const json& t) {
+    std::vector<float> x = values_of<float>(name, n, 0.25f);
     for (float& value : x) value += float(t.at("around"));
-    tensors[name] = {"F32", shape, bytes_of(x)};
-  }
-  return tensors;
-}
-
-const json& models() {
-  static const json fixtures = read_fixtures("hf_models.json");
-  return fixtures.at("models");
-}
-
-const json& model_named(const std::string& name) {
-  for (const json& m : models())
-    if (m.at("name") == name) return m;
-  fail("no fixture %s", name.c_str());
+    return x;
+  });
 }
 
 // The losses of routers, which transformers' loss has not.
@@ -56,7 +41,7 @@ std::string without_router_losses(const json& config) {
 
 // The fixture of this name as a folder of transformers.
 void write_model(const Folder& f, const std::string& name, const std::string& folder = "in") {
-  write_folder(f, folder, model_named(name).at("config"), tensors_of(model_named(name)));
+  write_folder(f, folder, hf_model(name).at("config"), tensors_of(hf_model(name)));
 }
 
 Config config_from(const std::string& folder, const std::string& more = "") {
@@ -74,11 +59,10 @@ std::vector<float> weights_from(const Config& c) {
 }  // namespace
 
 TEST_CASE("hf_model: loss, logits and every gradient are those of transformers", "[fixtures]") {
-  const int threads = omp_get_max_threads();
-  omp_set_num_threads(1);  // next to no work: waking a second thread costs more than it does
+  const Threads one(1);  // next to no work: waking a second thread costs more than it does
   const Folder f;
   for (const Device device : {Device::cpu, Device::emulated})
-    for (const json& fixture : models()) {
+    for (const json& fixture : hf_models()) {
       INFO(fixture.at("name"));
       write_folder(f, "model", fixture.at("config"), tensors_of(fixture));
       const Config c = config_from(f / "model", without_router_losses(fixture.at("config")));
@@ -115,12 +99,11 @@ TEST_CASE("hf_model: loss, logits and every gradient are those of transformers",
         for (float x : model.next_token_logits({&ids[b * T], &ids[b * T] + T})) logits.push_back(x);
       close(expected.at("logits"), logits);
     }
-  omp_set_num_threads(threads);
 }
 
 TEST_CASE("hf_model: what is read and written again has the same bytes in every tensor, in fp32 and BF16", "[hf]") {
   const Folder f;
-  for (const json& fixture : models()) {
+  for (const json& fixture : hf_models()) {
     INFO(fixture.at("name"));
     TensorMap tensors = tensors_of(fixture);
     const bool released = std::string(fixture.at("name")).starts_with("released gates");
@@ -150,8 +133,8 @@ TEST_CASE("hf_model: what is read and written again has the same bytes in every 
 
 TEST_CASE("hf_model: a shared expert may have any width", "[hf]") {
   const Folder f;
-  json config = model_named("qwen3_next").at("config");
-  TensorMap tensors = tensors_of(model_named("qwen3_next"));
+  json config = hf_model("qwen3_next").at("config");
+  TensorMap tensors = tensors_of(hf_model("qwen3_next"));
   for (const size_t width : {1, 13, 17}) {
     INFO(width);
     config["shared_expert_intermediate_size"] = width;
@@ -180,7 +163,7 @@ TEST_CASE("hf_model: a shared expert may have any width", "[hf]") {
 TEST_CASE("hf_model: with a smaller --context GPT-2 has the first of its positions, and no others with a larger one",
           "[hf]") {
   const Folder f;
-  const json& fixture = model_named("gpt2");
+  const json& fixture = hf_model("gpt2");
   const TensorMap tensors = tensors_of(fixture);
   write_folder(f, "in", fixture.at("config"), tensors);
   const Config whole = config_from(f / "in");
@@ -230,7 +213,7 @@ TEST_CASE("hf_model: with a smaller --context GPT-2 has the first of its positio
 
 TEST_CASE("hf_model: several files and their index are one model, F16 and old names too", "[hf]") {
   const Folder f;
-  const json& fixture = model_named("gpt2");
+  const json& fixture = hf_model("gpt2");
   const TensorMap tensors = tensors_of(fixture);
   write_folder(f, "one", fixture.at("config"), tensors);
   const std::vector<float> expected = weights_from(config_from(f / "one"));
@@ -278,8 +261,8 @@ TEST_CASE("hf_model: several files and their index are one model, F16 and old na
 
 TEST_CASE("hf_model: a folder that is damaged or foreign is refused in one line that names what", "[hf]") {
   const Folder f;
-  const json config = model_named("qwen3").at("config");
-  const TensorMap tensors = tensors_of(model_named("qwen3"));
+  const json config = hf_model("qwen3").at("config");
+  const TensorMap tensors = tensors_of(hf_model("qwen3"));
   const auto refused = [&](const std::string& named) {
     CHECK_REFUSED(weights_from(config_from(f / "in")), named);
     fs::remove_all(f / "in");
@@ -495,7 +478,7 @@ TEST_CASE("hf_model: transformers opens what is exported, and computes the same 
   for (size_t i = 0; i < T; i++) command += (i ? "," : "") + std::to_string(ids[i]);
   Context ctx(Device::cpu);
   std::map<std::string, Numbers> expected;
-  for (const json& fixture : models()) {
+  for (const json& fixture : hf_models()) {
     const std::string name = fixture.at("name");
     if (name.starts_with("released gates")) continue;  // transformers has no such model
     write_folder(f, "in", fixture.at("config"), tensors_of(fixture));
@@ -510,7 +493,7 @@ TEST_CASE("hf_model: transformers opens what is exported, and computes the same 
   }
   const std::string said = f.done(command + " 2>errors || { cat errors; false; }");
   std::istringstream lines(said);
-  for (const json& fixture : models()) {
+  for (const json& fixture : hf_models()) {
     const std::string name = fixture.at("name");
     if (!expected.contains(name)) continue;
     INFO(name);

@@ -1,9 +1,6 @@
 // program: what ./train says and writes is what the run did. The run is done again here, on the library that the
 // program is made of, which other tests hold to a plain loop (tests/test_step.cpp). Runs the program in the current
 // folder.
-#include <cstdio>
-#include <filesystem>
-#include <fstream>
 #include <nlohmann/json.hpp>
 
 #include "tests/compare.h"
@@ -19,11 +16,7 @@ namespace {
 
 // What the program prints, errors too.
 std::string output_of(const std::string& flags) {
-  FILE* const pipe = popen(("./train " + flags + " 2>&1").c_str(), "r");
-  std::string text;
-  for (int c; (c = fgetc(pipe)) != EOF;) text += char(c);
-  pclose(pipe);
-  return text;
+  return Folder().run("{repo}/train " + flags).text;
 }
 
 // The numbers in brackets of a regular expression, where it is found first.
@@ -38,9 +31,9 @@ std::vector<double> numbers(const std::string& text, const std::string& expressi
 
 // Steps, and the validations that follow some of them, as log.jsonl has them behind what ran.
 std::vector<nlohmann::json> log_of(const std::string& folder) {
-  std::ifstream file(folder + "/log.jsonl");
   std::vector<nlohmann::json> entries;
-  for (std::string line; std::getline(file, line);) entries.push_back(nlohmann::json::parse(line));
+  for (const std::string& line : lines_of(contents(folder + "/log.jsonl")))
+    entries.push_back(nlohmann::json::parse(line));
   REQUIRE((entries[0].contains("run") && entries[0]["step"] == 0));
   entries.erase(entries.begin());
   return entries;
@@ -152,7 +145,7 @@ TEST_CASE("program: a text's split, its bigrams, its prompt, and a width chosen 
   const Folder folder;
   std::string text;
   for (int i = 0; i < 1000; i++) text += char((i < 750 ? 'a' : 'A') + (i * i / 3 + i) % 7);
-  std::ofstream(folder / "text") << text;
+  folder.write("text", text);
   const std::string flags =
       small +
       "--context=32 --val-fraction=0.25 --val-every=0 --val-batches=1 --steps=5 --seed=4 --device=cpu "
@@ -202,8 +195,7 @@ TEST_CASE("program: a device that is named is the device that runs", "[program]"
   REQUIRE(contains(cpu, "device     cpu, "));
   // The vocabulary is the data's: 64*12 + (2*12*12 + 2*6*12 + 2*6 + 3*16*12 + 2*12) + 12 parameters.
   for (const std::string& out : {cpu, emulated}) REQUIRE(contains(out, "model      1824 parameters, "));
-  auto fingerprint = [](const std::string& out) { return out.substr(out.find("fingerprint of the weights: ")); };
-  REQUIRE(fingerprint(emulated) == fingerprint(cpu));
+  REQUIRE(fingerprint_of({0, emulated}) == fingerprint_of({0, cpu}));
   // The GPU's half is not in a build without nvcc; with it, no GPU may answer.
   for (const char* wanted : {"--device=cuda", "--matmul=cublas"}) {
     const std::string refused = output_of(flags + wanted);

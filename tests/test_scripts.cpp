@@ -2,55 +2,33 @@
 // ptxas, and programs that answer as nvidia-smi and compute-sanitizer would.
 #include <nlohmann/json.hpp>
 
+#include "tests/fixture_lines.h"
 #include "tests/script.h"
 
 using namespace gated;
 
 TEST_CASE("scripts: the lint refuses PTX that the CPU does not follow bit for bit", "[scripts]") {
   const Folder f;
-  const std::string rounded =
-      "\tadd.rn.f32 \t%f1, %f2, %f3;\n\t@%p1 bra \t$L__BB0_2;\n\tmax.s32 \t%r1, %r2, 0;\n"
-      "\tatom.global.add.u32 \t%r1, [%rd1], 1;\n\tfma.rn.f32 \t%f1, %f2, %f3, %f4;\n\tcvt.rn.bf16x2.f32 \t%r1, %f1, "
-      "%f2;\n"
-      "\tmma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 \t{%f1, %f2}, {%r1}, {%r2}, {%f3, %f4};\n"
-      "\twgmma.fence.sync.aligned;\n\twgmma.mma_async.sync.aligned.m64n256k16.f32.bf16.bf16 {%f1, %f2}, %rd1, %rd2, "
-      "%scale_d, 1, 1, 0, 1;\n\twgmma.commit_group.sync.aligned;\n\twgmma.wait_group.sync.aligned 1;\n"
-      "\twgmma.mma_async.sync.aligned.m64n192k16.f32.bf16.bf16 {%f1, %f2}, %rd1, %rd2, %scale_d, 1, 1, 0, 0;\n"
-      "\tcp.async.bulk.tensor.2d.shared::cluster.global.mbarrier::complete_tx::bytes [%r1], [%rd1, {%r2, %r3}], "
-      "[%r4];\n"
-      "\tldmatrix.sync.aligned.m8n8.x4.shared.b16 \t{%r1}, [%r2];\n\tcp.async.cg.shared.global \t[%r1], [%rd1], 16;\n";
-  f.write("a.ptx", rounded);
-  REQUIRE(f.run("{repo}/scripts/ptx_lint.sh a.ptx").exit_code == 0);
-  for (const std::string& bad : pieces("add.f32 | mul.ftz.f32 | div.approx.f32 | div.full.f32 | "
-                                       "sqrt.approx.ftz.f32 | ex2.approx.f32 | fma.rz.f32 | mad.f32 | max.f32 | "
-                                       "min.f32 | max.NaN.f32 | min.ftz.f32 | max.f64 | min.bf16x2 | add.rn.bf16x2 | "
-                                       "fma.rn.bf16 | mul.f16 | mma.sync.aligned.m16n8k8.row.col.f32.tf32.tf32.f32 | "
-                                       "mma.sync.aligned.m16n8k16.row.col.f16.f16.f16.f16 | "
-                                       "wgmma.mma_async.sync.aligned.m64n8k16.f32.bf16.bf16 | "
-                                       "wgmma.mma_async.sync.aligned.m64n256k16.f16.f16.f16 | "
-                                       "wgmma.mma_async.sp.sync.aligned.m64n256k32.f32.bf16.bf16 | cvt.rz.bf16x2.f32 | "
-                                       "cp.reduce.async.bulk.global.shared::cta.bulk_group.add.f32 | "
-                                       "cp.async.bulk.tensor.3d.shared::cluster.global.mbarrier::complete_tx::bytes | "
-                                       "cvt.rna.tf32.f32 | cvt.rn.satfinite.e4m3x2.f32 | max.xorsign.abs.f32 | "
-                                       "atom.global.add.f32 | red.global.add.f32 | @%p3 max.f32 | @!%p3 min.f32")) {
-    f.write("a.ptx", rounded + "\t" + bad + " \t%f1, %f2, %f3;\n");
-    const Said said = ended(f.run("{repo}/scripts/ptx_lint.sh a.ptx"), 1);
-    REQUIRE(says(said.text, {bad, "FAIL  ptx_lint a.ptx: the CPU does not give the bits of the instructions above"}));
-  }
-  f.write("a.ptx",
-          rounded + "\twgmma.mma_async.sync.aligned.m64n256k16.f32.bf16.bf16 {%f1}, %rd1, %rd2, %p, 1, -1, 0, 0;\n");
-  REQUIRE(f.run("{repo}/scripts/ptx_lint.sh a.ptx").exit_code == 1);
+  const std::string rounded = contents("tests/fixtures/rounded.ptx");
+  const auto lint = [&](const std::string& ptx) {
+    f.write("a.ptx", ptx);
+    return f.run("{repo}/scripts/ptx_lint.sh a.ptx");
+  };
+  ended(lint(rounded));
+  for (const std::string& bad : fixture_lines("unfollowed_ptx.txt"))
+    REQUIRE(says(ended(lint(rounded + "\t" + bad + " \t%f1, %f2, %f3;\n"), 1).text,
+                 {bad, "FAIL  ptx_lint a.ptx: the CPU does not give the bits of the instructions above"}));
+  ended(lint(rounded + "\twgmma.mma_async.sync.aligned.m64n256k16.f32.bf16.bf16 {%f1}, %rd1, %rd2, %p, 1, -1, 0, 0;\n"),
+        1);
   // The maximum with +0 is the CPU's x > 0 ? x : 0; with -0 it is not.
-  f.write("a.ptx", rounded + "\tmax.f32 \t%f75, %f30, 0f00000000;\n");
-  REQUIRE(f.run("{repo}/scripts/ptx_lint.sh a.ptx").exit_code == 0);
-  f.write("a.ptx", rounded + "\tmax.f32 \t%f75, %f30, 0f80000000;\n\tmin.f32 \t%f75, %f30, 0f00000000;\n");
-  REQUIRE(count(f.run("{repo}/scripts/ptx_lint.sh a.ptx").text, "%f75") == 2);
+  ended(lint(rounded + "\tmax.f32 \t%f75, %f30, 0f00000000;\n"));
+  REQUIRE(count(lint(rounded + "\tmax.f32 \t%f75, %f30, 0f80000000;\n\tmin.f32 \t%f75, %f30, 0f00000000;\n").text,
+                "%f75") == 2);
 
-  f.write("a.ptx", "\tmov.u32 \t%r1, %tid.x;\n");
-  REQUIRE(contains(f.run("{repo}/scripts/ptx_lint.sh a.ptx").text, "no floating-point operation in it"));
+  REQUIRE(contains(lint("\tmov.u32 \t%r1, %tid.x;\n").text, "no floating-point operation in it"));
   REQUIRE(f.run("{repo}/scripts/ptx_lint.sh").exit_code == 2);
-  const Said missing = ended(f.run("{repo}/scripts/ptx_lint.sh missing.ptx"), 1);
-  REQUIRE(missing.text == "FAIL  ptx_lint missing.ptx: cannot be read\n");
+  REQUIRE(ended(f.run("{repo}/scripts/ptx_lint.sh missing.ptx"), 1).text ==
+          "FAIL  ptx_lint missing.ptx: cannot be read\n");
 }
 
 // Of which +0 and -0 C leaves the larger open.
@@ -116,9 +94,8 @@ TEST_CASE("scripts: what kernels take of a GPU is held to the table", "[scripts]
 
   // Another compiler decides otherwise on registers and spills, but not on shared memory.
   compiler = "Cuda compilation tools, release 12.4, V12.4.1\n.target sm_80\n";
-  REQUIRE(contains(check(log(200, 0, 200, 8448, 99)).text,
+  REQUIRE(contains(ended(check(log(200, 0, 200, 8448, 99))).text,
                    "not compared: the table is of nvcc 13.0, PTX of sm_80, this is nvcc 12.4"));
-  REQUIRE(check(log(200, 0, 200, 8448, 99)).exit_code == 0);
   REQUIRE(refused(log(40, 0, 90, 8452, 16), "8452 bytes of static shared memory"));
   REQUIRE(contains(check("").text, "no kernel in it"));
 }
@@ -126,15 +103,14 @@ TEST_CASE("scripts: what kernels take of a GPU is held to the table", "[scripts]
 TEST_CASE("scripts: setup says which options it has, and what --into cannot bring", "[scripts]") {
   const Folder f;
   for (const char* option : {"--into", "--into=", "--all"}) {
-    const Said said = ended(f.run(format("{repo}/scripts/setup.sh %s", option)), 1);
-    REQUIRE(said.text == format("setup: unknown option %s; expected --tests, --bench, --plots, --book, --ranks, "
-                                "--into=DIR or --from=PACKAGES\n",
-                                option));
+    REQUIRE(ended(f.run(format("{repo}/scripts/setup.sh %s", option)), 1).text ==
+            format("setup: unknown option %s; expected --tests, --bench, --plots, --book, --ranks, --into=DIR or "
+                   "--from=PACKAGES\n",
+                   option));
   }
-  for (const char* option : {"--plots", "--book"}) {
-    const Said said = ended(f.run(format("{repo}/scripts/setup.sh %s --into=deps", option)), 1);
-    REQUIRE(contains(said.text, "setup: --into is for libraries; what Python needs comes with: python3 -m pip"));
-  }
+  for (const char* option : {"--plots", "--book"})
+    REQUIRE(contains(ended(f.run(format("{repo}/scripts/setup.sh %s --into=deps", option)), 1).text,
+                     "setup: --into is for libraries; what Python needs comes with: python3 -m pip"));
   REQUIRE(contains(ended(f.run("{repo}/scripts/setup.sh --ranks --into=deps"), 1).text, "--into brings no MPI"));
   REQUIRE(!fs::exists(f.path / "deps"));
   REQUIRE(
@@ -164,12 +140,11 @@ TEST_CASE("scripts: setup --into keeps the packages, and --from unpacks them wit
   REQUIRE(fs::exists(f.path / "sent/xxhash.deb"));
 }
 
-TEST_CASE("scripts: ./train is found from any folder, and missed in a line", "[scripts]") {
+// (From any folder it is found: tests/test_sweep.cpp.)
+TEST_CASE("scripts: ./train is missed in a line", "[scripts]") {
   WITH_PYTHON(f, "scripts that start ./train");
-  REQUIRE(contains(f.done("{repo}/scripts/memory_table.py '--data=bigram-backcopy --layers=1 --hidden=32'"),
-                   "\n| `--data=bigram-backcopy --layers=1 --hidden=32` | "));
   f.run("cp -r {repo}/scripts .");
-  for (const char* script : {"memory_table.py", "compare_generate.py", "tables.py p1-4"})
+  for (const char* script : {"sweep.py x --grid=--attn=g1", "compare_generate.py", "tables.py p1-4"})
     require_refused_at_once(f.run(format("scripts/%s", script)), "train: not found: run make first");
 }
 
@@ -247,6 +222,12 @@ echo fingerprint of the weights: ${weights:-0123})");
   }
   // How many checks the last call ran.
   size_t asked() const { return count(read("asked"), "\n"); }
+  // A call that runs so many, and ends so.
+  Said ran(size_t checks, const std::string& environment, int exit_code = 0) const {
+    const Said said = ended(check(environment), exit_code);
+    REQUIRE(asked() == checks);
+    return said;
+  }
   // The names of the benchmark's rows.
   std::string ops() const {
     std::string all;
@@ -281,17 +262,12 @@ TEST_CASE("scripts: faults planted in the stand-in for a GPU have their places, 
   const Folder f;
   if (!answers("python3 --version")) return;
   f.run("cp -r {repo}/ptx .");
-  const auto check = [&] { return f.run("{repo}/scripts/plant_ptx_faults.py --check --tree=."); };
-  const Said all = check();
-  INFO(all.text);
-  REQUIRE(all.exit_code == 0);
-  REQUIRE(contains(all.text, "19 of 19 faults have their place\n"));
+  const std::string check = "{repo}/scripts/plant_ptx_faults.py --check --tree=.";
+  REQUIRE(contains(f.done(check), "19 of 19 faults have their place\n"));
   f.run("sed -i 's/return a > b ||/return b < a ||/' ptx/thread.h");
-  const Said one = check();
-  REQUIRE(one.exit_code == 1);
-  REQUIRE(contains(one.text,
-                   "the smaller of two numbers: NO PLACE: ptx/thread.h holds return a > b || 0 times, expected 1"));
-  REQUIRE(contains(one.text, "18 of 19 faults have their place\n"));
+  REQUIRE(says(ended(f.run(check), 1).text,
+               {"the smaller of two numbers: NO PLACE: ptx/thread.h holds return a > b || 0 times, expected 1",
+                "18 of 19 faults have their place\n"}));
 }
 
 TEST_CASE("scripts: a rehearsal is gpu-check without a GPU, and never taken for one", "[scripts]") {
@@ -338,8 +314,7 @@ TEST_CASE("scripts: a rehearsal is gpu-check without a GPU, and never taken for 
 
 TEST_CASE("scripts: gpu-check runs every stage, and writes down what came of it", "[scripts]") {
   FAKE_GPU(f);
-  REQUIRE(contains(ended(f.check()).text, passed(all_checks, 0)));
-  REQUIRE(f.asked() == asked_by_all);
+  REQUIRE(contains(f.ran(asked_by_all, "").text, passed(all_checks, 0)));
   const std::string asked = f.read("asked"), graphs = f.read("graphs");
   INFO(asked);
   REQUIRE((count(graphs, "\n") == 2 && count(graphs, "--device=cuda ") == 2));  // the GPU's runs alone
@@ -410,18 +385,15 @@ TEST_CASE("scripts: gpu-check runs checks side by side", "[scripts]") {
 TEST_CASE("scripts: gpu-check goes on where it stopped", "[scripts]") {
   FAKE_GPU(f);
   const std::string stages = "STAGES='bitwise racecheck bench'";
-  REQUIRE(f.check("STAGES='bitwise racecheck'").exit_code == 0);
-  REQUIRE(f.asked() == 5);
+  f.ran(5, "STAGES='bitwise racecheck'");
   for (const size_t left : {2, 0}) {
-    REQUIRE(f.check(stages).exit_code == 0);
-    REQUIRE(f.asked() == left);
+    f.ran(left, stages);
     REQUIRE(f.result()["checks"].size() == 8);
     REQUIRE(f.ops() == "copies products ");
   }
   // Other programs: all begins anew.
   f.program("test_mma", "echo another >>asked");
-  REQUIRE(contains(f.check(stages).text, "gpu.json is of another build or GPU"));
-  REQUIRE(f.asked() == 7);
+  REQUIRE(contains(f.ran(7, stages).text, "gpu.json is of another build or GPU"));
 }
 
 TEST_CASE("scripts: gpu-check begins anew where its file is another's, or half of it is there", "[scripts]") {
@@ -438,10 +410,9 @@ TEST_CASE("scripts: gpu-check begins anew where its file is another's, or half o
                                   std::string(R"({"build": 1})"), f.read("gpu.json").substr(0, 400), no_outcome.dump(),
                                   no_text.dump(), no_name.dump(), no_rows.dump(), no_op.dump()}) {
     f.write("gpu.json", text);
-    const Said said = ended(f.check("STAGES='cublas bench'"));
+    const Said said = f.ran(3, "STAGES='cublas bench'");
     REQUIRE((contains(said.text, "gpu.json is not what gpu-check has written") || text == R"({"build": 1})"));
     REQUIRE(contains(said.text, "all checks begin anew\n"));
-    REQUIRE(f.asked() == 3);
     REQUIRE(f.result() == whole);
   }
   fs::remove(f.path / "gpu.json");
@@ -456,8 +427,7 @@ TEST_CASE("scripts: gpu-check that was killed goes on behind the last check that
   REQUIRE(f.asked() == 2);
   REQUIRE(f.result()["checks"].size() == 1);
   f.write("calm", "");
-  REQUIRE(f.check("STAGES=bitwise").exit_code == 0);
-  REQUIRE(f.asked() == 2);
+  f.ran(2, "STAGES=bitwise");
   REQUIRE(f.result()["checks"].size() == 3);
 }
 
@@ -502,8 +472,7 @@ TEST_CASE("scripts: gpu-check begins no check after its minutes, and each run go
   // Time that went into the build counts too.
   f.program("test_mma", "echo another >>asked");
   f.program("cuda/bin/compute-sanitizer", "touch tried");
-  REQUIRE(f.check("BEGAN=$(($(date +%s) - 70)) MINUTES=1").exit_code == 2);
-  REQUIRE(f.asked() == 0);
+  f.ran(0, "BEGAN=$(($(date +%s) - 70)) MINUTES=1", 2);
   REQUIRE(!fs::exists(f.path / "tried"));
 }
 
@@ -516,8 +485,7 @@ TEST_CASE("scripts: gpu-check breaks off at its end what still runs, leaves it a
   REQUIRE(f.outcome_of("bench products").is_null());
   REQUIRE(f.ops() == "copies products ");
   f.write("calm", "");
-  REQUIRE(f.check("STAGES=bench").exit_code == 0);
-  REQUIRE(f.asked() == 1);
+  f.ran(1, "STAGES=bench");
 
   // That compute-sanitizer has no time to answer says nothing about it.
   f.program("cuda/bin/compute-sanitizer", "sleep 30");
@@ -543,8 +511,7 @@ TEST_CASE("scripts: gpu-check says what failed, and tries that again when all ha
                                             "FAIL: exit 1; its log: ./gpu-check.logs/racecheck_test_mma.log"}));
   for (const int exit_code : {1, 0}) {
     if (exit_code == 0) fs::remove(f.path / "fails");
-    ended(f.check(stages), exit_code);
-    REQUIRE(f.asked() == 2);
+    f.ran(2, stages, exit_code);
     REQUIRE(f.result()["checks"].size() == 6);
   }
 
@@ -593,8 +560,7 @@ TEST_CASE("scripts: gpu-check keeps the rows of a part that failed, and measures
   REQUIRE(f.outcome_of("bench products") == "FAIL: exit 1");
   REQUIRE(f.ops() == "copies products ");
   f.write("rate", "5");
-  REQUIRE(f.check("STAGES=bench").exit_code == 0);
-  REQUIRE(f.asked() == 1);
+  f.ran(1, "STAGES=bench");
   const nlohmann::json rows = f.result()["bench"]["rows"];
   REQUIRE(rows.size() == 2);
   REQUIRE((rows[0]["rate"] == 4 && rows[1]["rate"] == 5));
@@ -632,16 +598,14 @@ TEST_CASE("scripts: gpu-check needs a GPU, stages that exist, and names a missin
   fs::remove(f.path / "cuda/bin/compute-sanitizer");
   const Said said = f.check("STAGES='bitwise memcheck'");
   if (f.run("{repo}/scripts/find_cuda.sh compute-sanitizer").text.empty()) {
-    REQUIRE(said.exit_code == 1);
-    REQUIRE(says(said.text, {"no compute-sanitizer in CUDA_HOME (", "3 passed, 0 failed, 0 left, not run: memcheck"}));
+    REQUIRE(says(ended(said, 1).text,
+                 {"no compute-sanitizer in CUDA_HOME (", "3 passed, 0 failed, 0 left, not run: memcheck"}));
   }
   // nvidia-smi says on its standard output what is wrong.
   f.program("bin/nvidia-smi", "echo 'the driver is asleep'; exit 9");
-  REQUIRE(f.check().exit_code == 1);
-  REQUIRE(contains(f.check().text, "no GPU answers here: nvidia-smi: the driver is asleep"));
+  REQUIRE(contains(ended(f.check(), 1).text, "no GPU answers here: nvidia-smi: the driver is asleep"));
   f.program("bin/nvidia-smi", "echo 'Tesla T4, 555.1, 7.5'");
-  REQUIRE(f.check().exit_code == 1);
-  REQUIRE(contains(f.check().text, "Tesla T4, 555.1, 7.5: expected compute capability 8.0 or higher"));
+  REQUIRE(contains(ended(f.check(), 1).text, "Tesla T4, 555.1, 7.5: expected compute capability 8.0 or higher"));
 }
 
 namespace {
@@ -685,23 +649,18 @@ TEST_CASE("scripts: gpu_program names what the two devices print, log and write 
     return f.run("{repo}/scripts/gpu_program.py ./train '" + name + "' hopper");
   };
   const std::string search = "a search in what was read", tensor_cores = "other tensor cores";
-  const Said same = program("", search);
-  REQUIRE(same.text == "the same on both devices\n");
-  REQUIRE(same.exit_code == 0);
-  const auto wrong = [&](const std::string& on_cuda, const std::string& name, const std::string& says) {
-    const Said said = program(on_cuda, name);
-    INFO(on_cuda << ": " << said.text);
-    REQUIRE(said.exit_code == 1);
-    REQUIRE(contains(said.text, says));
+  REQUIRE(ended(program("", search)).text == "the same on both devices\n");
+  const auto wrong = [&](const std::string& on_cuda, const std::string& name, const std::string& part) {
+    INFO(on_cuda);
+    REQUIRE(says(ended(program(on_cuda, name), 1).text, {part}));
   };
   wrong("weights=2", search, "run/weights differs\n");
   wrong("touch run/more", search, "run/more is written on one device alone\n");
   wrong("loss=2", search, "\n-loss 1\n+loss 2\n");
   wrong("loss=2", search, "run/log.jsonl differs\n");
   wrong("error='error: no\n'", search, "--device=cuda: exit 1: error: no\n");
-  const Said refused = program("error='ptx: why\nerror: --mma=ampere: this GPU is hopper\n'", tensor_cores);
-  REQUIRE(refused.text == "refused in one line\n");
-  REQUIRE(refused.exit_code == 0);
+  REQUIRE(ended(program("error='ptx: why\nerror: --mma=ampere: this GPU is hopper\n'", tensor_cores)).text ==
+          "refused in one line\n");
   wrong("", tensor_cores, "exit 0, expected 1 and one line with --mma=ampere: .*hopper:\n");
   wrong("code=2 error='error: --mma=ampere: this GPU is hopper\n'", tensor_cores, "exit 2, expected 1");
   wrong("error='error: --mma=ampere: this GPU is hopper\nand more\n'", tensor_cores, "exit 1, expected 1 and one line");
@@ -727,9 +686,8 @@ TEST_CASE("scripts: a kernel is shown as nvcc makes it, below the lines of its s
       "    ld.param.u64 %rd1, [param_0];\n\nsrc/k.cu:3 in src/k.cu:2    return 3;\n    @%p1 bra L__BB0_1;\nL__BB0_1:\n"
       "    ret;\n");
   REQUIRE(contains(f.run("{repo}/ptx/show.py k k.ptx").text, "\nalso: k(int*)\n"));
-  const Said none = f.run("{repo}/ptx/show.py '' k.ptx");
-  REQUIRE(none.exit_code == 1);
-  REQUIRE(none.text == "no kernel's name holds '': expected a part of one, as KERNEL=rmsnorm_forward_kernel\n");
+  REQUIRE(ended(f.run("{repo}/ptx/show.py '' k.ptx"), 1).text ==
+          "no kernel's name holds '': expected a part of one, as KERNEL=rmsnorm_forward_kernel\n");
 }
 
 TEST_CASE("scripts: without nvcc make test says what it does not run", "[scripts]") {

@@ -1,11 +1,9 @@
 // step: what a step of training does to the weights and what it reports, against a plain loop in double; when it
 // refuses to go on; and what a validation takes.
-#include <filesystem>
-#include <fstream>
-
 #include "tests/compare.h"
 #include "tests/reference_loop.h"
 #include "tests/refusal.h"
+#include "tests/script.h"
 #include "tests/small_runs.h"
 
 using namespace gated;
@@ -141,16 +139,15 @@ TEST_CASE("step: an infinite loss, norm or gradient ends the run with its weight
 
 TEST_CASE("step: a validation is the mean loss of the first batches, or of all that there are", "[step]") {
   // 20 sequences of 9 tokens for validation: 6 batches of 3, and two sequences that fill no batch.
-  const std::string folder = (std::filesystem::temp_directory_path() / ("step." + std::to_string(getpid()))).string();
-  std::filesystem::create_directories(folder);
-  for (auto [name, bytes] : {std::pair{"train", 500}, {"val", 20 * 9 + 1}}) {
-    std::ofstream file(folder + "/" + name);
-    for (int i = 0; i < bytes; i++) file << char('a' + (i * i + i / 7) % 26);
-  }
+  const Folder folder;
+  const auto text = [&](const char* name, int bytes) {
+    std::string text;
+    for (int i = 0; i < bytes; i++) text += char('a' + (i * i + i / 7) % 26);
+    return folder.write(name, text);
+  };
   Config config = small_run(small_model("--vocab=256 --dropout=0.4"), 8, 2);
   config.batch = 3;
-  config.data.data = folder + "/train", config.data.val_data = folder + "/val";
-  config.data.vocab = 0;
+  config.data = {.data = text("train", 500), .val_data = text("val", 20 * 9 + 1), .seed = config.data.seed};
   Context ctx(Device::cpu);
   Run run(config, ctx);
   run.steps(2);
@@ -176,5 +173,4 @@ TEST_CASE("step: a validation is the mean loss of the first batches, or of all t
     REQUIRE(run.trainer.validate(batches) == sum / double(taken));
   }
   for (size_t i = 1; i < 6; i++) REQUIRE(losses[i] != losses[0]);
-  std::filesystem::remove_all(folder);
 }

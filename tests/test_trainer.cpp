@@ -175,8 +175,7 @@ TEST_CASE("trainer: every flag that shapes the result changes the weights", "[tr
   const std::string base =
       "--data=bigram-backcopy --vocab=37 --context=9 --layers=2 --hidden=20 --heads=4 --kv-heads=2 --head-dim=6 "
       "--batch=2 --steps=4 --warmup=0 ";
-  const int threads = omp_get_max_threads();
-  omp_set_num_threads(1);  // next to no work: waking a second thread costs more than it does
+  const Threads one(1);  // next to no work: waking a second thread costs more than it does
   auto fingerprint_after = [&](const std::string& flags) {
     const Config config = config_of_flags(base + flags);
     Context cpu(Device::cpu);
@@ -208,5 +207,4 @@ TEST_CASE("trainer: every flag that shapes the result changes the weights", "[tr
   const std::string dyt = "--norm=dyt --dyt-alpha=";
   REQUIRE(fingerprint_after(dyt + "0.5,0.9") != fingerprint_after(dyt + "0.5"));  // in the norms that attention reads
   REQUIRE(fingerprint_after(dyt + "0.5,0.9") != fingerprint_after(dyt + "0.9"));
-  omp_set_num_threads(threads);
 }
