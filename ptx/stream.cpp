@@ -6,6 +6,7 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <chrono>
 #include <cstdarg>
 #include <cstdio>
 #include <cstdlib>
@@ -54,6 +55,8 @@ struct Event {
   uint64_t capture = 0;  // or the capture in which it was recorded, and the nodes
   std::vector<size_t> tail;
   bool asked = false;  // whether it was done
+  bool timed = false;
+  std::shared_ptr<const double> seconds{};  // where a timed one is reached: when; 0 before
 };
 
 using Graph = std::shared_ptr<const std::vector<Work>>;
@@ -99,6 +102,10 @@ struct State {
   std::map<uint64_t, Capture> captures;
 };
 thread_local cudaError_t last_error = cudaSuccess;
+
+double now() {
+  return std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch()).count();
+}
 
 void say(const char* format, va_list arguments) {
   fprintf(stderr, "ptx: ");
@@ -416,7 +423,9 @@ cudaError_t cudaEventCreateWithFlags(cudaEvent_t* event, unsigned flags) {
     if (!event || flags & ~unsigned(cudaEventBlockingSync | cudaEventDisableTiming))
       refuse(cudaErrorInvalidValue,
              "cudaEventCreateWithFlags: flags %u, expected some of 1 and 2, and a place for the event", flags);
-    *event = state().events.add({});
+    Event fresh;
+    fresh.timed = !(flags & cudaEventDisableTiming);
+    *event = state().events.add(std::move(fresh));
   });
 }
 
@@ -433,9 +442,12 @@ cudaError_t cudaEventRecord(cudaEvent_t handle, cudaStream_t to) {
     const Stream& stream = stream_in_use(to);
     if (stream.capture) {
       valid_capture(stream.capture);
-      event = {0, stream.capture, stream.tail};
-    } else {
+      event = {0, stream.capture, stream.tail, false, event.timed};
+    } else if (!event.timed) {
       event = {submit(to, {"an event", {}, {}}), 0, {}};
+    } else {
+      const auto seconds = std::make_shared<double>(0);
+      event = {submit(to, {"an event", [seconds] { *seconds = now(); }, {}}), 0, {}, false, true, seconds};
     }
   });
 }
@@ -449,6 +461,19 @@ cudaError_t cudaEventSynchronize(cudaEvent_t handle) {
              static_cast<void*>(handle));
     }
     wait_for("cudaEventSynchronize", event.after);
+  });
+}
+
+// By the host's clock, as it came to them.
+cudaError_t cudaEventElapsedTime(float* milliseconds, cudaEvent_t from, cudaEvent_t to) {
+  return call([&] {
+    for (const cudaEvent_t handle : {from, to})
+      if (const Event& event = event_of(handle); !milliseconds || !event.timed || !event.seconds)
+        refuse(cudaErrorInvalidResourceHandle, "cudaEventElapsedTime: event %p %s", static_cast<void*>(handle),
+               event.timed ? "was recorded in no stream, or in a capture" : "was made without timing");
+    const double begin = *event_of(from).seconds, end = *event_of(to).seconds;
+    if (begin == 0 || end == 0) throw Refusal{cudaErrorNotReady};
+    *milliseconds = float((end - begin) * 1e3);
   });
 }
 

@@ -5,6 +5,7 @@
 #include <nccl.h>
 
 #include <cstdlib>
+#include <thread>
 
 #include "tests/catch.h"
 #include "tests/script.h"
@@ -62,6 +63,8 @@ TEST_CASE("ptx nccl: a rank", "[.rank]") {
     REQUIRE(cudaMemcpyAsync(out, mine.data(), n, cudaMemcpyHostToDevice, computes) == cudaSuccess);
     std::vector<ranks::Message> going = {{other, out, first}, {other, out + first, n - first}, {other, out, 0}};
     if (fault == "swapped" && me == 1) std::swap(going[0], going[1]);
+    const double waited = nccl->waited();
+    if (me == 1 && round == 4) std::this_thread::sleep_for(std::chrono::milliseconds(300));
     const auto journey = nccl->begin(going, {{other, in, first}, {other, in + first, n - first}}, computes);
     if (fault == "out is written to") cudaMemsetAsync(out, 1, 1, computes);
     if (fault == "in is written to") cudaMemsetAsync(in, 1, 1, computes);
@@ -73,6 +76,7 @@ TEST_CASE("ptx nccl: a rank", "[.rank]") {
     std::vector<char> got(n);
     REQUIRE(cudaMemcpyAsync(got.data(), in, n, cudaMemcpyDeviceToHost, computes) == cudaSuccess);
     REQUIRE(got == numbers(round, other));
+    if (round == 4) REQUIRE((nccl->waited() - waited > 0.2) == (me == 0));
   }
   REQUIRE(cudaStreamDestroy(computes) == cudaSuccess);
   nccl.reset();

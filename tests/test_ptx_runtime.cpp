@@ -158,7 +158,7 @@ struct Stream : Owned<cudaStream_t, cudaStreamDestroy> {
   ~Stream() { cudaStreamSynchronize(at); }
 };
 struct Event : Owned<cudaEvent_t, cudaEventDestroy> {
-  Event() { OK(cudaEventCreateWithFlags(&at, cudaEventDisableTiming)); }
+  explicit Event(unsigned flags = cudaEventDisableTiming) { OK(cudaEventCreateWithFlags(&at, flags)); }
 };
 using Ints = std::vector<int>;
 int look(const Device& x) {
@@ -296,6 +296,26 @@ TEST_CASE("ptx: who waits gets what the wait needs, in the order of the stream, 
   OK(set(x, 1, a), cudaEventRecord(event, a), cudaStreamWaitEvent(b, event, 0),
      cudaMemcpyAsync(y, x, 4, cudaMemcpyDeviceToDevice, b), cudaStreamSynchronize(b));
   REQUIRE(y.peek() == ones);
+}
+
+TEST_CASE("ptx: events that are timed say when they were reached, and nothing before", "[ptx]") {
+  const Stream stream;
+  const Device x;
+  const Event untimed, from(cudaEventDefault), to(cudaEventDefault);
+  float ms = -1;
+  OK(cudaEventRecord(untimed, stream), cudaEventRecord(from, stream));
+  REFUSED(cudaErrorInvalidResourceHandle, cudaEventElapsedTime(&ms, from, to),  // one was never recorded
+          cudaEventElapsedTime(&ms, untimed, from));
+  OK(set(x, 1, stream), cudaEventRecord(to, stream));
+  REQUIRE(cudaEventElapsedTime(&ms, from, to) == cudaErrorNotReady);
+  OK(cudaEventSynchronize(from));
+  REQUIRE(cudaEventElapsedTime(&ms, from, to) == cudaErrorNotReady);
+  REQUIRE(cudaGetLastError() == cudaErrorNotReady);
+  std::this_thread::sleep_for(std::chrono::milliseconds(20));
+  OK(cudaEventSynchronize(to), cudaEventElapsedTime(&ms, from, to));
+  REQUIRE(ms >= 20);
+  OK(cudaEventElapsedTime(&ms, to, from));
+  REQUIRE(ms <= -20);
 }
 
 TEST_CASE("ptx: the null stream and blocking streams wait for each other, others for none", "[ptx]") {

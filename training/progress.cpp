@@ -86,9 +86,11 @@ void Progress::header(const std::optional<DiskUse>& disk) {
             (peak_ > 0 ? format(", %s matmul peak %.0f GFLOP/s (measured)", name_of(m.config.storage), peak_ * 1e-9)
                        : ""));
   if (const Ranks& r = trainer_.ranks; !r.alone())
-    print("ranks", format("%zu, %zu on this host, by %s, %zu of %zu slices each; what follows is of one", r.count(),
-                          r.on_this_host(), r.by_nccl() ? "NCCL" : "MPI", config_.slice_count() / r.count(),
-                          config_.slice_count()));
+    print("ranks",
+          format("%zu, %zu on this host, by %s, %zu of %zu slices each; what follows is of one", r.count(),
+                 r.on_this_host(),
+                 r.by_nccl() ? format("NCCL, which took %zu MiB of its GPU", r.nccl_bytes() >> 20).c_str() : "MPI",
+                 config_.slice_count() / r.count(), config_.slice_count()));
   if (!config_.gpu_left_out.empty())
     print("", format("the half for GPUs was left out of this build: %s adds it", config_.gpu_left_out.c_str()));
   print("data", data_.train->description());

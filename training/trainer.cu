@@ -98,9 +98,9 @@ void Trainer::end_step() {
   require(steps_done_ - results_given_ < 2, "trainer: the results of the last two steps were not taken");
   if (!ranks.alone()) {
     gather_reports();
-    const double exchange = ranks.exchange_seconds() - exchanged_before_;
-    by_rank_[steps_done_ % 2] =
-        ranks.all(RankStep{seconds_now() - step_begin_ - exchange, exchange, optimizer.early_share()});
+    const double seconds = seconds_now() - step_begin_;
+    const double exchange = std::min(seconds, ranks.exchange_seconds() - exchanged_before_);
+    by_rank_[steps_done_ % 2] = ranks.all(RankStep{seconds - exchange, exchange, optimizer.early_share()});
   }
   sent_losses_[steps_done_ % 2].start(losses_.data());
   sent_norm_[steps_done_ % 2].start(optimizer.norm());

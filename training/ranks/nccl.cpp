@@ -14,6 +14,8 @@
 #include <nccl.h>
 #include <sched.h>
 
+#include <algorithm>
+#include <deque>
 #include <exception>
 #include <stdexcept>
 #include <string>
@@ -34,6 +36,7 @@ void check_cuda(const char* call, cudaError_t answer) {
 class Nccl final : public GpuTransport {
  public:
   explicit Nccl(Transport& ranks) {
+    const size_t free = free_bytes();
     ncclUniqueId id = {};
     std::vector<Message> out, in;
     if (ranks.rank() > 0) {
@@ -49,6 +52,7 @@ class Nccl final : public GpuTransport {
            ncclCommInitRankConfig(&communicator_, int(ranks.count()), id, int(ranks.rank()), &config));
     check_cuda("cudaStreamCreateWithFlags", cudaStreamCreateWithFlags(&stream_, cudaStreamNonBlocking));
     check_cuda("cudaEventCreateWithFlags", cudaEventCreateWithFlags(&ready_, cudaEventDisableTiming));
+    bytes = free - std::min(free, free_bytes());
   }
   // A run that has failed does not wait for others.
   ~Nccl() override {
@@ -59,6 +63,8 @@ class Nccl final : public GpuTransport {
     } else if (communicator_) {
       ncclCommAbort(communicator_);
     }
+    for (const std::deque<Wait>* all : {&waits_, &over_})
+      for (const Wait& w : *all) cudaEventDestroy(w.begin), cudaEventDestroy(w.end);
     cudaEventDestroy(ready_);
     cudaStreamDestroy(stream_);
   }
@@ -83,7 +89,24 @@ class Nccl final : public GpuTransport {
     require("a message that is on its way", answer == ncclSuccess ? state : answer);
   }
 
+  double waited() override {
+    for (; !waits_.empty(); waits_.pop_front()) {
+      float milliseconds = 0;
+      const cudaError_t answer = cudaEventElapsedTime(&milliseconds, waits_.front().begin, waits_.front().end);
+      if (answer == cudaErrorNotReady) return cudaGetLastError(), waited_;
+      check_cuda("cudaEventElapsedTime", answer);
+      waited_ += milliseconds * 1e-3;
+      over_.push_back(waits_.front());
+    }
+    return waited_;
+  }
+
  private:
+  // Events in the stream that computes, on both sides of its wait for a group.
+  struct Wait {
+    cudaEvent_t begin, end;
+  };
+
   class Group final : public Journey {
    public:
     Group(Nccl& nccl, cudaStream_t computes) : nccl_(nccl), computes_(computes) {
@@ -99,7 +122,10 @@ class Nccl final : public GpuTransport {
       return false;
     }
     bool is_done_for_gpu() override {
+      const Wait wait = nccl_.next_wait();
+      check_cuda("cudaEventRecord", cudaEventRecord(wait.begin, computes_));
       check_cuda("cudaStreamWaitEvent", cudaStreamWaitEvent(computes_, done_, 0));
+      check_cuda("cudaEventRecord", cudaEventRecord(wait.end, computes_));
       return true;
     }
     void finish() override {
@@ -112,6 +138,22 @@ class Nccl final : public GpuTransport {
     cudaEvent_t done_ = nullptr;
   };
 
+  static size_t free_bytes() {
+    size_t free = 0, total = 0;
+    check_cuda("cudaMemGetInfo", cudaMemGetInfo(&free, &total));
+    return free;
+  }
+  // Of events that were used before, where there are some.
+  Wait next_wait() {
+    if (over_.empty()) {
+      Wait& made = over_.emplace_back();
+      for (cudaEvent_t* event : {&made.begin, &made.end})
+        check_cuda("cudaEventCreateWithFlags", cudaEventCreateWithFlags(event, cudaEventDefault));
+    }
+    waits_.push_back(over_.front());
+    over_.pop_front();
+    return waits_.back();
+  }
   // Until the communicator has done what the call asked for.
   void settle(const char* call, ncclResult_t answer) {
     for (; answer == ncclInProgress; sched_yield())
@@ -134,6 +176,8 @@ class Nccl final : public GpuTransport {
   ncclComm_t communicator_ = nullptr;
   cudaStream_t stream_ = nullptr;
   cudaEvent_t ready_ = nullptr;
+  std::deque<Wait> waits_, over_;
+  double waited_ = 0;  // seconds in those that are over
 };
 
 }  // namespace

@@ -83,6 +83,7 @@ class Ranks {
     return size_t(std::count(all.begin(), all.end(), name));
   }
   bool by_nccl() const { return gpus_; }
+  size_t nccl_bytes() const { return gpus_ ? gpus_->bytes : 0; }
   bool alone() const { return count() == 1; }
   bool leads() const { return rank() == 0; }  // it prints, and writes files
 
@@ -120,7 +121,8 @@ class Ranks {
   void watch(Context& ctx) const {
     if (gpus_) ctx.while_waiting = [gpus = gpus_] { gpus->check(); };
   }
-  double exchange_seconds() const { return transport_ ? transport_->seconds : 0; }
+  // (While a GPU waits its host is ahead, and seldom waits, too: then a second counts twice.)
+  double exchange_seconds() const { return (transport_ ? transport_->seconds : 0) + (gpus_ ? gpus_->waited() : 0); }
 
   // f(rank) of every other rank. Each begins with its neighbour, so that not all send to one.
   template <class F>

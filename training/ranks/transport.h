@@ -53,6 +53,10 @@ class GpuTransport {
                                          void* stream) = 0;
   // Throws where a rank is lost. Whoever waits for the GPU asks again and again.
   virtual void check() = 0;
+  // Seconds that GPUs have stood still so far for is_done_for_gpu, in the waits that are over.
+  virtual double waited() = 0;
+  // What it took of its GPU when it started; a first message between two ranks may take more.
+  size_t bytes = 0;
 };
 
 // The ranks that mpirun or srun has started, or null for a run that is alone. Called once, before anything is read or
