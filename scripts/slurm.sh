@@ -7,7 +7,7 @@
 
 # Five minutes before the limit SLURM sends SIGUSR1 to this script: the run saves and ends, and the job is queued again.
 queue_again() {
-  kill -TERM "$run"
+  scancel --signal=TERM "$SLURM_JOB_ID" # to the run; srun itself would end it at once
   wait "$run"
   code=$?
   [ "$code" -eq 143 ] || exit "$code" # it ended by itself

@@ -510,7 +510,8 @@ TEST_CASE("cli: SIGUSR1 saves, and the run goes on", "[cli]") {
 // again.
 TEST_CASE("cli: the job script for SLURM goes on in the next job where the last one had to end", "[cli]") {
   const Cli f;
-  f.program("srun", "exec \"$@\"");
+  f.program("srun", "\"$@\" & echo $! >step; trap 'kill -9 $(cat step)' TERM; wait $(cat step)");
+  f.program("scancel", "[ \"$*\" = '--signal=TERM 17' ] && kill -TERM $(cat step)");
   f.program("scontrol", "echo \"$@\" >>asked");
   const std::string script = "bash " + fs::current_path().string() + "/scripts/slurm.sh ";
   const auto job = [&](const char* more = "") {
