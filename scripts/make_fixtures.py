@@ -40,7 +40,7 @@ from common import ROOT, read, write_fixture
 sys.path.insert(0, os.path.join(ROOT, "training/models"))
 import modeling_gated
 from modeling_gated import (ACTIVATIONS, attention, attention_scores, gated_delta_rule, head_experts, polynorm, rope,
-                            rotations,                             swiglu_clamped)
+                            rotations, swiglu_clamped)
 
 WORD = 2**64 - 1
 VERSIONS = {"torch": torch.__version__.partition("+")[0], "transformers": transformers.__version__}

@@ -9,6 +9,7 @@
 
 #include "layers/model.h"
 #include "tests/harness.h"
+#include "tests/small_models.h"
 
 namespace gated {
 
@@ -55,10 +56,8 @@ struct PlainModel {
   // Gives the model, and then itself, larger weights than those of the start, one dimension of the embedding far above
   // the others, and on some tokens more.
   void take_weights(Model& model) {
-    std::vector<float> values = model.weights.values.download();
-    for (float& x : values) x *= x == 1 ? 1 : 12;
-    for (const Parameter& p : model.weights.list()) {
-      float* w = values.data() + p.offset;
+    change_weights(model, [&](const Parameter& p, float* w) {
+      for (size_t i = 0; i < p.size; i++) w[i] *= w[i] == 1 ? 1 : 12;
       if (p.shape.size() == 1)
         for (size_t i = 0; i < p.size; i++) w[i] = (p.name.ends_with("q_norm.weight") ? 4 : 1) + 0.03f * float(i % 7);
       if (p.name.ends_with("pre_weight"))
@@ -69,11 +68,9 @@ struct PlainModel {
       if (p.name == "model.embed_tokens.weight")
         for (size_t id = 0; id < c.vocab; id++) w[id * c.hidden + 6] = id % 5 ? 9.0f : 1200.0f;
       this->w[p.name] = Vector(w, w + p.size);
-    }
-    model.weights.values.upload(values);
+    });
   }
 
-  // targets: null where no loss is asked for.
   void sequence(const int* ids, const int* targets, size_t T) {
     const size_t C = c.hidden;
     const Vector& embedding = w.at("model.embed_tokens.weight");
@@ -101,7 +98,6 @@ struct PlainModel {
     losses.resize(T);
     for (size_t t = 0; t < T; t++) {
       const Vector y = norm("model.norm.", "final_norm", h[t]);
-      if (!targets) continue;
       const Vector logits = product("model.embed_tokens.weight", y);
       double total = 0;
       for (double logit : logits) total += std::exp(logit);
@@ -207,5 +203,32 @@ struct PlainModel {
     return a;
   }
 };
+
+// The model and the plain one over the same two batches of two sequences. After each of them the meter looks, and then
+// after() is called.
+template <class After>
+void look_at_both(PlainModel& plain, Inspector& meter, After after) {
+  const size_t T = plain.c.context;
+  Context ctx(Device::cpu);
+  Model model(plain.c, 2, T, 3, ctx);
+  plain.take_weights(model);
+  for (uint64_t batch : {0, 1}) {
+    const std::vector<int> ids = some_ids(2 * T, plain.c.vocab, 5 + batch), targets = some_ids(2 * T, plain.c.vocab, 7);
+    model.loss({ids, targets, 2, T});
+    model.inspect(meter);
+    for (size_t b : {0, 1}) plain.sequence(&ids[b * T], &targets[b * T], T);
+    after();
+  }
+}
+
+// What meters see of a model in two batches, the second a shorter one.
+inline void look_at(const ModelConfig& c, Context& ctx, const std::vector<Inspector*>& meters) {
+  Model model(c, 2, c.context, 3, ctx);
+  for (size_t sequences : {2, 1}) {
+    const std::vector<int> ids = some_ids(sequences * c.context, c.vocab, sequences);
+    model.loss({ids, ids, sequences, c.context});
+    for (Inspector* meter : meters) model.inspect(*meter);
+  }
+}
 
 }  // namespace gated

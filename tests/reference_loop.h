@@ -7,6 +7,7 @@
 #pragma once
 #include <cmath>
 
+#include "tests/numbers.h"
 #include "tests/small_runs.h"
 
 namespace gated {
@@ -78,16 +79,6 @@ class ReferenceLoop {
   Model model_;
 };
 
-// Largest difference of two lists, over the largest entry of the first.
-inline double distance(const std::vector<double>& expected, const std::vector<double>& got) {
-  double worst = 0, scale = 0;
-  for (size_t i = 0; i < expected.size(); i++) {
-    worst = std::max(worst, std::fabs(expected[i] - got[i]));
-    scale = std::max(scale, std::fabs(expected[i]));
-  }
-  return worst / scale;
-}
-
 // How far a run is from the loop after `steps` steps: in what it reports, and in its weights.
 struct Deviation {
   double reported, weights;
@@ -103,7 +94,7 @@ inline Deviation deviation_from_loop(const Config& config, size_t steps, Context
       reported = std::max(reported, std::fabs(double(got[i]) - expected[i]) / std::fabs(expected[i]));
   }
   const std::vector<float> w = run.trainer.model.weights.values.download();
-  return {reported, distance(loop.w, std::vector<double>(w.begin(), w.end()))};
+  return {reported, relative_error(loop.w, std::vector<double>(w.begin(), w.end()))};
 }
 
 }  // namespace gated

@@ -39,13 +39,20 @@ struct RandomBatch {
   operator Batch() const { return {ids, targets, B, T}; }
 };
 
+// change(a parameter, its numbers), of all.
+template <class Change>
+void change_weights(Model& model, Change change) {
+  std::vector<float> w = model.weights.values.download();
+  for (const Parameter& p : model.weights.list()) change(p, &w[p.offset]);
+  model.weights.values.upload(w);
+}
+
 // Starting weights are near a symmetric point: gates of exactly one half, norms of exactly one. Moving them off it lets
 // no term of a gradient hide.
 inline void leave_symmetry(Model& model) {
-  std::vector<float> w = model.weights.values.download();
-  for (const Parameter& p : model.weights.list())
-    for (size_t i = 0; i < p.size; i++) w[p.offset + i] += 0.3f * float(normal(7, p.offset, i));
-  model.weights.values.upload(w);
+  change_weights(model, [](const Parameter& p, float* w) {
+    for (size_t i = 0; i < p.size; i++) w[i] += 0.3f * float(normal(7, p.offset, i));
+  });
 }
 
 // Numbers of all weights by the names of these.

@@ -26,17 +26,8 @@ struct Both {
   Arrays arrays;
 
   explicit Both(const std::string& flags) : config(small_model(flags)), plain(config) {
-    const size_t T = config.context;
-    Context ctx(Device::cpu);
-    Model model(config, 2, T, 3, ctx);
-    plain.take_weights(model);
     ArrayMeter meter(config, Device::cpu);
-    for (uint64_t batch : {0, 1}) {
-      const std::vector<int> ids = some_ids(2 * T, config.vocab, 5 + batch), targets = some_ids(2 * T, config.vocab, 7);
-      model.loss({ids, targets, 2, T});
-      model.inspect(meter);
-      for (size_t b : {0, 1}) plain.sequence(&ids[b * T], &targets[b * T], T);
-    }
+    look_at_both(plain, meter, [] {});
     arrays = meter.result();
   }
 
@@ -248,23 +239,11 @@ TEST_CASE("arrays: the loss by position is printed by octaves, in lines that fit
 
 // ---- every model
 
-namespace {
-
-// Of two losses, the second of a shorter batch, and what a meter beside it sees.
-Arrays arrays_of(const ModelConfig& config, Context& ctx, Meter* beside = nullptr) {
-  Model model(config, 2, config.context, 3, ctx);
+static Arrays arrays_of(const ModelConfig& config, Context& ctx) {
   ArrayMeter meter(config, ctx.device);
-  for (size_t batch : {0, 1}) {
-    const size_t sequences = 2 - batch;
-    const std::vector<int> ids = some_ids(sequences * config.context, config.vocab, 5 + batch);
-    model.loss({ids, ids, sequences, config.context});
-    model.inspect(meter);
-    if (beside) model.inspect(*beside);
-  }
+  look_at(config, ctx, {&meter});
   return meter.result();
 }
-
-}  // namespace
 
 TEST_CASE("arrays: every small model has those of its parts, with a number in every place", "[arrays]") {
   Context ctx(Device::cpu);
@@ -324,7 +303,9 @@ TEST_CASE("arrays: they and measures have the same bits on every device", "[bitw
     std::string measured;
     on_every_device([&](Context& ctx) {
       Meter meter(ctx.device);
-      const Arrays arrays = arrays_of(config, ctx, &meter);
+      ArrayMeter array_meter(config, ctx.device);
+      look_at(config, ctx, {&meter, &array_meter});
+      const Arrays arrays = array_meter.result();
       const std::string entry = measures_entry(1, meter.result());
       if (!expected) expected = arrays, measured = entry;
       REQUIRE(entry == measured);

@@ -926,12 +926,6 @@ TEST_CASE("cli: a stack too small for threads is made larger, or refused where i
   }
 }
 
-TEST_CASE("cli: more shards than a process may open files", "[cli]") {
-  const Cli f;
-  for (int i = 0; i < 100; i++) f.write(format("s%d.bin", i), shard_of(std::vector<uint16_t>(200, 7)));
-  ended(f.train(small("--vocab=64 --data=s*.bin"), limited(RLIMIT_NOFILE, 40, 40)));
-}
-
 TEST_CASE("cli: a log or a checkpoint that cannot be read is not replaced, and a log that is no file makes nobody wait",
           "[cli]") {
   const Cli f;
@@ -1003,13 +997,4 @@ TEST_CASE("cli: bad input is one clear line and no crash", "[cli]") {
   const Said unnamed = f.refused(latin + "--out=latin", "caf\\ufffd.txt\": is not UTF-8");
   REQUIRE(contains(unnamed.err, "error: --data=\""));
   REQUIRE(!contains(unnamed.text, "step "));
-
-  // A shard in llm.c's format, then one in which some tokens are outside the vocabulary: every batch meets one.
-  std::vector<uint16_t> tokens(4000, 7);
-  const std::string on_shard = tiny("--vocab=100 --data=x.bin");
-  f.write("x.bin", shard_of(tokens));
-  f.trained(on_shard);
-  for (size_t i = 2; i < tokens.size(); i += 8) tokens[i] = 100;
-  f.write("x.bin", shard_of(tokens));
-  f.refused(on_shard, "100");
 }

@@ -19,26 +19,6 @@ size_t total(const std::string& flags) {
 
 }  // namespace
 
-TEST_CASE("describe: gates add what the papers say", "[describe]") {
-  // P2: 3.7M for GatedNorm on the 2B model, rank 16: 28 layers of two norms, and the final one.
-  REQUIRE(total("--preset=p2-2b --norm=gated") - total("--preset=p2-2b") == 57 * 2 * 16 * 2048);
-  // P1, 15A2B: hidden 2048, 24 layers, 32 query and 4 key/value heads of 128: 201M, 25M, 1.6M, 0.2M.
-  const std::string p1 = "--hidden=2048 --layers=24 --heads=32 --kv-heads=4 --head-dim=128 ";
-  // SwitchHead, "v, 1top1" and "kv, 4top4": one expert adds its score alone, as the gate of a head does.
-  for (const auto& [gate, added] :
-       {std::pair("--attn=g1", 201326592),
-        {"--attn=g2", 25165824},
-        {"--attn=g3", 25165824},
-        {"--attn=g4", 201326592},
-        {"--attn=g5", 100663296},
-        {"--attn=g1 --gate=headwise", 1572864},
-        {"--attn=g2 --gate=headwise", 196608},
-        {"--attn=g1 --gate=static", 24 * 32 * 128},
-        {"--head-experts=1", 196608},
-        {"--head-experts=4 --head-experts-per-token=4 --head-experts-of=kv", 2 * (3 * 25165824 + 4 * 196608)}})
-    CHECK(total(p1 + gate) - total(p1) == size_t(added));
-}
-
 TEST_CASE("describe: flags after a preset change it, before or after its name", "[describe]") {
   REQUIRE(model_of_flags("--preset=gpt2-124m --layers=3").layers == 3);
   REQUIRE(model_of_flags("--layers=3 --preset=gpt2-124m").layers == 3);

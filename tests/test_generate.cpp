@@ -26,9 +26,9 @@ std::vector<std::vector<int>> plain_loop(Model& model, std::vector<std::vector<i
 
 void shake(Model& model) {
   model.weights.initialise(model.config.init, model.config.layers, 3);
-  std::vector<float> w = model.weights.values.download();
-  for (float& x : w) x *= 6;
-  model.weights.values.upload(w);
+  change_weights(model, [](const Parameter& p, float* w) {
+    for (size_t i = 0; i < p.size; i++) w[i] *= 6;
+  });
 }
 
 const std::string small = "{repo}/train " + small_run_flags +

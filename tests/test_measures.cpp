@@ -414,41 +414,13 @@ TEST_CASE("measures: decay, beta and states of linear attention; routing", "[mea
 
 // ---- a model
 
-namespace {
-
-// What a model looks like after forwards over two batches, the second a shorter one.
-Measures measured(const ModelConfig& config, Context& ctx) {
-  Model model(config, 2, config.context, 3, ctx);
-  Meter meter(ctx.device);
-  for (size_t batch : {0, 1}) {
-    const size_t sequences = 2 - batch;
-    const std::vector<int> ids = some_ids(sequences * config.context, config.vocab, 5 + batch);
-    model.upload({ids, ids, sequences, config.context});
-    model.forward();
-    ctx.synchronize();
-    model.inspect(meter);
-  }
-  return meter.result();
-}
-
-}  // namespace
-
 // (What else a model shows: tests/test_arrays.cpp.)
 TEST_CASE("measures: of a model, those of what plain loops in double over its weights compute", "[measures]") {
   const ModelConfig config = small_model("--norm=gated --norm-rank=3 --attn=g1");
   const size_t T = config.context, width = config.hidden;
-  Context ctx(Device::cpu);
-  Model model(config, 2, T, 3, ctx);
   PlainModel plain(config);
-  plain.take_weights(model);
-
   Meter meter(Device::cpu), of_loops(Device::cpu);
-  for (uint64_t batch : {0, 1}) {
-    const std::vector<int> ids = some_ids(2 * T, config.vocab, 5 + batch);
-    model.upload({ids, ids, 2, T});
-    model.forward();
-    model.inspect(meter);
-    for (size_t b : {0, 1}) plain.sequence(&ids[b * T], nullptr, T);
+  look_at_both(plain, meter, [&] {
     const auto here = [&](const Vector& x) { return std::vector<float>(x.end() - ptrdiff_t(2 * T * width), x.end()); };
     const auto output = [&](const char* part, const std::string& name) {
       of_loops.output({part, here(plain.outputs.at(name)).data(), 2 * T, width});
@@ -460,7 +432,7 @@ TEST_CASE("measures: of a model, those of what plain loops in double over its we
         output(part, format("layers.%zu.%s", of_loops.layer, part));
     }
     output("final_output", "final_norm");
-  }
+  });
   const Measures m = meter.result();
   const auto near = [](double value) { return Approx(value).epsilon(2e-5).margin(1e-9); };
   REQUIRE(m.tokens == 4 * T);
@@ -502,7 +474,9 @@ TEST_CASE("measures: of a model, those of what plain loops in double over its we
 TEST_CASE("measures: what is printed fits the terminal and says everything that the model has", "[measures]") {
   Context ctx(Device::cpu);
   for (const std::string& flags : small_models()) {
-    const std::string text = measures_text(measured(small_model(flags), ctx), 80);
+    Meter meter(ctx.device);
+    look_at(small_model(flags), ctx, {&meter});
+    const std::string text = measures_text(meter.result(), 80);
     INFO(flags << "\n" << text);
     for (const std::string& line : lines_of(text)) REQUIRE(line.size() <= 80);
     REQUIRE(!contains(text, "nan"));

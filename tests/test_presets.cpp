@@ -125,18 +125,31 @@ TEST_CASE("presets: every field is the published one", "[presets]") {
   REQUIRE((presets()[0].name == std::string("tiny") && presets()[0].flags.empty()));
 }
 
-// Table 1 of arXiv 2505.06708 says how many million parameters each row adds to the 15A2B model. (Of the gates alone:
-// tests/test_describe.cpp.)
-TEST_CASE("presets: what the rows of P1's table 1 add to its mixture of experts", "[presets]") {
-  const auto total = [](const std::string& flags) {
-    return double(total_parameters(model_of_flags("--preset=p1-15a2b " + flags)));
-  };
-  const auto added = [&](const std::string& flags) { return (total(flags) - total("")) / 1e6; };
-  REQUIRE(std::abs(total("") / 15e9 - 1) < 0.01);
-  REQUIRE(std::round(added("--kv-heads=8")) == 50);
-  REQUIRE(std::round(added("--heads=48 --kv-heads=4")) == 201);
-  REQUIRE(std::round(added("--attn=g1 --gate=shared")) == 201);
-  REQUIRE(std::round(added("--attn=g2 --gate=shared")) == 25);
-  const auto with_width_678 = [&](const char* experts) { return total(std::string("--expert-hidden=678 ") + experts); };
-  REQUIRE(std::round((with_width_678("--experts=132") - with_width_678("--experts=128")) / 1e6) == 400);
+// Table 1 of arXiv 2505.06708 says how many million parameters each row adds to the 15A2B model, whose 24 layers have 32
+// query and 4 key/value heads of 128: 50, 201, 25, 1.6, 0.2. SwitchHead, "v, 1top1" and "kv, 4top4": one expert adds its
+// score alone, as the gate of a head does.
+TEST_CASE("presets: what gates and experts add is what the papers say", "[presets]") {
+  const auto total = [](const std::string& flags) { return total_parameters(model_of_flags("--preset=" + flags)); };
+  const std::string p1 = "p1-15a2b ";
+  REQUIRE(std::abs(double(total(p1)) / 15e9 - 1) < 0.01);
+  for (const auto& [flags, added] :
+       {std::pair("--kv-heads=8", 50331648),
+        {"--heads=48 --kv-heads=4", 201326592},
+        {"--attn=g1", 201326592},
+        {"--attn=g1 --gate=shared", 201326592},
+        {"--attn=g2", 25165824},
+        {"--attn=g2 --gate=shared", 25165824},
+        {"--attn=g3", 25165824},
+        {"--attn=g4", 201326592},
+        {"--attn=g5", 100663296},
+        {"--attn=g1 --gate=headwise", 1572864},
+        {"--attn=g2 --gate=headwise", 196608},
+        {"--attn=g1 --gate=static", 24 * 32 * 128},
+        {"--head-experts=1", 196608},
+        {"--head-experts=4 --head-experts-per-token=4 --head-experts-of=kv", 2 * (3 * 25165824 + 4 * 196608)}})
+    CHECK(total(p1 + flags) - total(p1) == size_t(added));
+  const std::string width_678 = p1 + "--expert-hidden=678 --experts=";
+  REQUIRE(std::round(double(total(width_678 + "132") - total(width_678 + "128")) / 1e6) == 400);
+  // P2: 3.7M for GatedNorm on the 2B model, rank 16: 28 layers of two norms, and the final one.
+  REQUIRE(total("p2-2b --norm=gated") - total("p2-2b") == 57 * 2 * 16 * 2048);
 }
