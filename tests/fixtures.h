@@ -18,6 +18,11 @@ inline json read_fixtures(const std::string& file) {
   return json::parse(in);
 }
 
+// Of tests/fixtures/refusals.json: words that a command is given, and what it says to them.
+inline std::vector<std::pair<std::string, std::string>> refusals(const std::string& of) {
+  return read_fixtures("refusals.json").at(of);
+}
+
 // ---- numbers that the script makes too
 
 inline uint64_t fnv1a(const std::string& text) {

@@ -1,20 +1,15 @@
 // fuzz_choices: any bytes at all given as questions with endings: they are refused with a gated::Error of one line, or
 // make questions of known tokens that fill the file. The sanitizers watch.
 // make fuzz READER=choices
-#include <cstdlib>
 #include <cstring>
-#include <string_view>
 
-#include "core/check.h"
 #include "dataloader/choices.h"
+#include "tests/fuzz.h"
 
 using namespace gated;
 
 static void check(std::span<const unsigned char> file) {
   constexpr int32_t vocab = 50257;
-  const auto demand = [](bool ok) {
-    if (!ok) std::abort();
-  };
   try {
     size_t numbers = 0;
     for (const ChoiceQuestion& q : parse_choices(file, vocab, "fuzz")) {

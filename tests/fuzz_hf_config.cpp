@@ -3,7 +3,6 @@
 // and what is written of them reads back as the same flags. make fuzz READER=hf_config
 #include <unistd.h>
 
-#include <cstdlib>
 #include <fstream>
 #include <nlohmann/json.hpp>
 
@@ -11,18 +10,11 @@
 #include "training/models/hf_config.h"
 #include "training/models/hf_weights.h"
 #include "dataloader/strict_json.h"
+#include "tests/fuzz.h"
 
 using namespace gated;
 
 namespace {
-
-void demand(bool ok) {
-  if (!ok) std::abort();
-}
-
-void demand_one_line(const Error& e) {
-  for (const char* c = e.what(); *c; c++) demand(*c >= 0x20 && *c < 0x7f);
-}
 
 void check_config(const std::string& text) {
   Config config;
@@ -35,7 +27,7 @@ void check_config(const std::string& text) {
     const Config back = config_of_words(read_hf_config("again", nlohmann::json::parse(written.dump())).flags);
     demand(back.model.hidden == config.model.hidden && back.model.attention.H == config.model.attention.H);
   } catch (const Error& e) {
-    demand_one_line(e);
+    demand_plain(e);
   }
 }
 
@@ -46,7 +38,7 @@ void check_index(const std::string& text) {
     for (const auto& [file, tensors] : read_hf_index(path))
       demand(file.find('/') == std::string::npos && !tensors.empty());
   } catch (const Error& e) {
-    demand_one_line(e);
+    demand_plain(e);
   }
 }
 

@@ -1,26 +1,10 @@
 // fuzz_tokenizer: any bytes at all given as a tokenizer.json: they are refused with a gated::Error of one printable
 // line, or any text is encoded with ids of its vocabulary, which are decoded again, or is refused so too. The
 // sanitizers watch. make fuzz READER=tokenizer
-#include <cstdlib>
-
-#include "core/check.h"
 #include "dataloader/tokenizer.h"
+#include "tests/fuzz.h"
 
 using namespace gated;
-
-namespace {
-
-void demand(bool ok) {
-  if (!ok) std::abort();
-}
-
-void demand_plain(const Error& e) {
-  const std::string_view message = e.what();
-  demand(message.size() < 1000);
-  for (const char c : message) demand(c >= 0x20 && c < 0x7f);
-}
-
-}  // namespace
 
 extern "C" int LLVMFuzzerTestOneInput(const unsigned char* data, size_t size) {
   // What stands after a NUL byte is the text.
@@ -36,10 +20,10 @@ extern "C" int LLVMFuzzerTestOneInput(const unsigned char* data, size_t size) {
         demand(!tokenizer.decode_one(id, true).empty() || tokenizer.decode_one(id, false) == " ");
       }
     } catch (const Error& e) {
-      demand_plain(e);
+      demand_plain(e, 999);
     }
   } catch (const Error& e) {
-    demand_plain(e);
+    demand_plain(e, 999);
     demand(std::string_view(e.what()).starts_with("fuzz: "));
   }
   return 0;

@@ -106,18 +106,8 @@ TEST_CASE("from: what is no model, and what the model is not, is refused in one 
   const auto from = [&](const std::string& rest) { return f.run("{repo}/train --device=cpu --from=" + rest); };
   f.write("empty/a", "");
   f.done(small + "--attn=g1 --out=gated");
-  for (const auto& [flags, named] :
-       {std::pair("nothing", "--from=nothing: there is no such file or folder"),
-        {"empty", "--from=empty: holds neither step_*.safetensors"},
-        {"empty/a", "empty/a: file has 0 bytes"},
-        {"run --preset=tiny", "--preset and --from both choose a model"},
-        {"run --hidden=33", "model.embed_tokens.weight\" is F32 [64,32], expected F32 [64,33]"},
-        {"run --layers=2", "no tensor \"model.layers.1.input_layernorm.weight\""},
-        {"run --evaluate --context=32", "learned 16 positions and knows no others"},
-        {"run --params=9000 --generate --prompt-tokens=1", "--params with --from=run: the width of its FFN"},
-        // Weights that a flag leaves without a place. (Every flag: tests/test_from_matrix.cpp.)
-        {"gated --norm=gated --out=not-made", "with --norm=gated it is another model"}})
-    require_refused_at_once(from(flags), named);
+  // The last are weights that a flag leaves without a place. (Every flag: tests/test_from_matrix.cpp.)
+  for (const auto& [flags, named] : refusals("from")) require_refused_at_once(from(flags), named);
   REQUIRE(!fs::exists(f / "not-made"));
   require_refused_at_once(f.run("{repo}/train --evaluate"), "--evaluate needs --out=FOLDER");
 

@@ -4,6 +4,7 @@
 
 #include <csignal>
 
+#include "tests/fixtures.h"
 #include "tests/script.h"
 #include "tests/small_models.h"
 #include "training/flags/model_source.h"
@@ -129,19 +130,7 @@ TEST_CASE("generate: the program writes after a prompt, the same on every device
 
   // What cannot be written is refused before the first token.
   const std::string generate = "{repo}/train --generate --device=cpu --out=run ";
-  for (const auto& [flags, named] :
-       {std::pair("", "the prompt is empty"),
-        {"--prompt=''", "--prompt=: it is empty, expected TEXT"},
-        {"--prompt=a --prompt-tokens=1", "--prompt and --prompt-tokens were both given"},
-        {"--prompt='the q' --tokens=28", "at most --tokens=27; a larger --context"},
-        {"--prompt=12345678901234567890123456789012", "--context=32: the prompt has 32 tokens already"},
-        {"--prompt-tokens=1,256", "token 1 is \"256\", expected a number from 0 to 255"},
-        {"--prompt-tokens=1,,2", "token 1 is \"\""},
-        {"--prompt-tokens=-1", "token 0 is \"-1\""},
-        {"--prompt=a --evaluate", "--generate with --evaluate"},
-        {"--prompt=a --resume", "--generate with --resume"},
-        {"--prompt=a --hidden=64 --tokens=2", "expected F32 [256,64]"}})
-    require_refused_at_once(f.run(generate + flags), named);
+  for (const auto& [flags, named] : refusals("generate")) require_refused_at_once(f.run(generate + flags), named);
   require_refused(f.run(generate + "--prompt=a --tokens=1e12 --context=1e12 --window=4"), "memory");
   for (const char* yarn : {"", " --yarn=2"}) f.done(generate + "--prompt=a --tokens=40 --context=64" + yarn);
 }

@@ -402,24 +402,7 @@ TEST_CASE("hf_model: a link that leads in a circle is refused by its name, where
       "ln -s model.safetensors.index.json index/model.safetensors.index.json; mkdir config run log; "
       "ln -s config.json config/config.json; ln -s step_00000001.safetensors run/step_00000001.safetensors; "
       "ln -s log.jsonl log/log.jsonl; cp -r in beside; ln -s tokenizer.json beside/tokenizer.json; echo loop >list");
-  const std::string steps = " --data=bigram-backcopy --layers=1 --steps=1 --warmup=1 --sample-tokens=0 --val-batches=1";
-  for (const auto& [flags, name] : std::vector<std::pair<std::string, std::string>>{
-           {"--from=loop --describe", "--from=loop"},
-           {"--from=loop/in --describe", "--from=loop/in"},
-           {"--from=config --describe", "config/config.json"},
-           {"--from=config/config.json --describe", "--from=config/config.json"},
-           {"--from=one --evaluate", "one/model.safetensors"},
-           {"--from=index --evaluate", "index/model.safetensors.index.json"},
-           {"--from=run --describe", "run/step_00000001.safetensors"},
-           {"--from=in --export=loop/x", "--export=loop/x"},
-           {"--from=in --export=x --tokenizer=loop", "loop: cannot open"},
-           {"--data=loop --steps=1", "loop: cannot open"},
-           {"--data=loop/x.bin --steps=1", "loop/x.bin: cannot open"},
-           {"--data=@loop --steps=1", "loop: cannot open"},
-           {"--data=@list --steps=1", "loop: cannot open"},
-           {"--out=loop" + steps, "loop: cannot"},
-           {"--out=loop/x" + steps, "loop/x: cannot"},
-           {"--out=log" + steps, "log/log.jsonl: cannot open"}}) {
+  for (const auto& [flags, name] : refusals("links in a circle")) {
     INFO(flags);
     const Said said = f.run("{repo}/train --device=cpu " + flags);
     require_refused(said, "");

@@ -125,9 +125,9 @@ TEST_CASE("presets: every field is the published one", "[presets]") {
   REQUIRE((presets()[0].name == std::string("tiny") && presets()[0].flags.empty()));
 }
 
-// Table 1 of arXiv 2505.06708 says how many million parameters each row adds to the 15A2B model, whose 24 layers have 32
-// query and 4 key/value heads of 128: 50, 201, 25, 1.6, 0.2. SwitchHead, "v, 1top1" and "kv, 4top4": one expert adds its
-// score alone, as the gate of a head does.
+// Table 1 of arXiv 2505.06708 says how many million parameters each row adds to the 15A2B model, whose 24 layers have
+// 32 query and 4 key/value heads of 128: 50, 201, 25, 1.6, 0.2. SwitchHead, "v, 1top1" and "kv, 4top4": one expert adds
+// its score alone, as the gate of a head does.
 TEST_CASE("presets: what gates and experts add is what the papers say", "[presets]") {
   const auto total = [](const std::string& flags) { return total_parameters(model_of_flags("--preset=" + flags)); };
   const std::string p1 = "p1-15a2b ";

@@ -6,6 +6,7 @@
 #include "dataloader/files.h"
 #include "dataloader/loader.h"
 #include "tests/catch.h"
+#include "tests/fixtures.h"
 #include "tests/script.h"
 
 using namespace gated;
@@ -167,17 +168,8 @@ TEST_CASE("tokenize_script: what it cannot do is said in a line, and nothing is 
   refused("a.txt --tokenizer=o --out=o", "o: holds train_000000.bin already");
   refused("a.txt --tokenizer=o --out=a.txt", "a.txt: cannot write");
   const std::string to_p = " --tokenizer=o --out=p", to_q = " --tokenizer=o --out=q";
-  for (const auto& [texts, said] : {std::pair("absent", "absent: No such file"),
-                                    {"empty", "empty: no file there"},
-                                    {"pipe", ": not a regular file"},
-                                    {"a.txt bad.txt", "bad.txt: byte 6 is not UTF-8"},
-                                    {"nul.txt", "nul.txt: has a NUL byte"},
-                                    {"bad.jsonl", "bad.jsonl: line 2 is no JSON object"},
-                                    {"a.txt --end-of-text='\xff'", "the tokenizer has no such token"},
-                                    {"a.txt --end-of-text=stop", "--end-of-text=stop"},
-                                    {"a.txt --val-fraction=1", "--val-fraction=1: expected 0 to below 1"},
-                                    {"a.txt --shard-tokens=0", "--shard-tokens=0: expected 1 to"}})
-    refused(texts + to_p, said);
+  for (const auto& [texts, said] : refusals("tokenize: texts")) refused(texts + to_p, said);
+  refused("a.txt --end-of-text='\xff'" + to_p, "the tokenizer has no such token");
   for (const auto& [tokenizer, said] : {std::pair("empty", "empty/tokenizer.json: No such file"),
                                         {"bad.json", "bad.json: not a tokenizer.json"},
                                         {"pipe", ": not a regular file"},
