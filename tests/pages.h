@@ -2,7 +2,6 @@
 #pragma once
 #include <algorithm>
 #include <filesystem>
-#include <sstream>
 #include <string>
 #include <vector>
 
@@ -22,10 +21,9 @@ inline std::vector<std::string> pages() {
 
 // The lines of a page that stand between ```sh and ```.
 inline std::vector<std::string> shell_lines(const std::string& page) {
-  std::istringstream text(contents(page));
   std::vector<std::string> lines;
   bool shell = false;
-  for (std::string line; std::getline(text, line);) {
+  for (const std::string& line : lines_of(contents(page))) {
     if (line.starts_with("```"))
       shell = line == "```sh";
     else if (shell)
@@ -36,10 +34,9 @@ inline std::vector<std::string> shell_lines(const std::string& page) {
 
 // A page without what stands between ``` and ```.
 inline std::string prose(const std::string& page) {
-  std::istringstream text(contents(page));
   std::string kept;
   bool code = false;
-  for (std::string line; std::getline(text, line);) {
+  for (const std::string& line : lines_of(contents(page))) {
     if (line.starts_with("```"))
       code = !code;
     else if (!code)

@@ -56,12 +56,6 @@ namespace {
 using Names = std::set<std::string>;
 using Metadata = std::map<std::string, std::string>;
 
-void write_bytes(const std::string& path, const std::string& bytes) {
-  fs::remove(path);  // a new file: some file systems flush one that is truncated, and this is done thousands
-                     // of times
-  std::ofstream(path, std::ios::binary | std::ios::trunc).write(bytes.data(), std::streamsize(bytes.size()));
-}
-
 // A file with this header and `data` zero bytes.
 std::string file_of(const std::string& header, size_t data) {
   const uint64_t length = header.size();
@@ -200,7 +194,7 @@ TEST_CASE("checkpoint: a wrong name, shape or dtype is refused and nothing is wr
   CHECK_REFUSED(loaded.read("v", {6}, dst.data()), "no tensor \"v\" among the 1");
   for (const std::vector<size_t>& shape : {std::vector<size_t>{}, {5}, {7}, {2, 3}, {6, 1}, {0}})
     CHECK_REFUSED(loaded.read("w", shape, dst.data()), "tensor \"w\" is F32 [6], expected F32 " + shape_text(shape));
-  write_bytes(folder / "i", file_of("{" + tensor_json("w", "I32", "[6]", 0, 24) + "}", 24));
+  folder.write("i", file_of("{" + tensor_json("w", "I32", "[6]", 0, 24) + "}", 24));
   CHECK_REFUSED(Checkpoint(folder / "i").read("w", {6}, dst.data()), "is I32 [6], expected F32 [6]");
   CHECK(dst == std::vector<float>(8, 42.0f));
   CHECK_REFUSED(loaded.step(), "metadata has no \"step\"");
@@ -281,7 +275,8 @@ TEST_CASE("checkpoint: one changed, missing or extra byte anywhere, and the file
   save_checkpoint(folder / "good", {{"b", {2}, x}, {"a", {}, x + 2}, {"e", {0}, x}}, {{"step", "7"}});
   const std::string good = contents(folder / "good");
   const auto refused = [&](const std::string& bytes) {
-    write_bytes(folder / "bad", bytes);
+    fs::remove(folder / "bad");  // some file systems flush one that is truncated, which takes long
+    folder.write("bad", bytes);
     const std::string said = refusal([&] { Checkpoint loaded(folder / "bad"); });
     return said.starts_with((folder / "bad") + ": ") && !contains(said, "\n");
   };
@@ -313,7 +308,7 @@ TEST_CASE("checkpoint: one changed, missing or extra byte anywhere, and the file
   CHECK(refused(replaced(R"("gated.format")", R"("other.format")")));
   CHECK(refused(replaced(R"("gated.checksum")", R"("other.checksum")")));
   CHECK(refused(replaced(R"("gated.fingerprint")", R"("other.fingerprint")")));
-  write_bytes(folder / "bad", replaced(R"("gated.format":"1")", R"("gated.format":"2")"));
+  folder.write("bad", replaced(R"("gated.format":"1")", R"("gated.format":"2")"));
   CHECK_REFUSED(Checkpoint(folder / "bad"), "format \"2\", expected 1");
 }
 
@@ -324,7 +319,7 @@ TEST_CASE("checkpoint: a safetensors file of another program gives weights and n
                               10);
   const float x[] = {1.5f, -2.0f};
   std::memcpy(bytes.data() + bytes.size() - sizeof x, x, sizeof x);
-  write_bytes(folder / "model.safetensors", bytes);
+  folder.write("model.safetensors", bytes);
   const Checkpoint loaded(folder / "model.safetensors");
   CHECK_FALSE(loaded.has_training_state());
   CHECK(loaded.metadata() == Metadata{{"format", "pt"}, {"step", "5"}});
@@ -351,7 +346,7 @@ TEST_CASE("checkpoint: paths that cannot be read or written", "[checkpoint]") {
   CHECK(one_line(save("/dev/null"), {"not a regular file"}));
   fs::create_directory(folder / "dir");
   CHECK(one_line(save(folder / "dir"), {"not a regular file"}));
-  write_bytes(folder / "file", "x");
+  folder.write("file", "x");
   CHECK_REFUSED(prepare_checkpoint_folder(folder / "file"), "cannot create the checkpoint folder");
   CHECK_REFUSED(list_checkpoints(folder / "file"), "cannot list: Not a directory");
   CHECK(folder.names() == Names{"pipe", "dir", "file"});
@@ -469,8 +464,8 @@ TEST_CASE("checkpoint: temporary files of the dead go, those of the living stay"
   const Folder folder;
   const std::string step = checkpoint_name(5);
   AtomicFile living(folder / checkpoint_name(6));
-  for (const char* name : {"a.tmp.1", "b.tmp.1", "a.tmp", "a"}) write_bytes(folder / name, "x");
-  write_bytes(folder / (step + ".tmp.1"), "x");
+  for (const char* name : {"a.tmp.1", "b.tmp.1", "a.tmp", "a"}) folder.write(name, "x");
+  folder.write(step + ".tmp.1", "x");
   const std::string lives = checkpoint_name(6) + ".tmp." + std::to_string(::getpid());
 
   save_checkpoint(folder / "a", {}, {});
@@ -501,8 +496,8 @@ TEST_CASE("checkpoint: only what has a name of an unfinished file is one", "[che
   const Folder folder;
   const std::string step = checkpoint_name(2), own = "log.jsonl.tmp." + std::to_string(::getpid());
   const Names kept = {step + ".tmp.backup", "log.jsonl.tmp.old", "log.jsonl.tmp.1 (copy)"};
-  for (const std::string& name : kept) write_bytes(folder / name, "x");
-  write_bytes(folder / (step + ".tmp.1"), "x");
+  for (const std::string& name : kept) folder.write(name, "x");
+  folder.write(step + ".tmp.1", "x");
   prepare_checkpoint_folder(folder.path);  // the run may yet be refused
   CHECK(folder.names().size() == 4);
   save_views(folder.path, 7, {}, 1);
@@ -520,7 +515,7 @@ TEST_CASE("checkpoint: one of another version is neither passed over nor to be r
   std::string bytes = contents(path);
   const size_t at = bytes.find(R"("gated.format":"1")");
   bytes[at + 16] = '2';
-  write_bytes(path, bytes);
+  folder.write(path, bytes);
   const std::string said = refusal([&] { find_latest(folder.path); });
   CHECK(said ==
         path +
@@ -552,7 +547,7 @@ TEST_CASE("checkpoint: a run keeps its newest steps and resumes from the newest 
   const auto damage = [&](size_t step) {
     std::string bytes = contents(path(step));
     bytes.back() = char(bytes.back() ^ 1);
-    write_bytes(path(step), bytes);
+    parent.write(path(step), bytes);
   };
 
   CHECK_FALSE(find_latest(folder).has_value());  // no folder yet
@@ -562,7 +557,7 @@ TEST_CASE("checkpoint: a run keeps its newest steps and resumes from the newest 
 
   for (const size_t step : {100, 200, 300}) save(step, 2);
   CHECK(steps() == std::vector<size_t>{300, 200});
-  write_bytes(folder + "/notes.txt", "x");
+  parent.write(folder + "/notes.txt", "x");
   save(100000000, 0);  // nine digits: by name it sorts before the others
   CHECK(steps() == std::vector<size_t>{100000000, 300, 200});
   CHECK(find_latest(folder)->step() == 100000000);
@@ -584,7 +579,7 @@ TEST_CASE("checkpoint: a run keeps its newest steps and resumes from the newest 
 
   // A file under another's name is not what its name says, and a foreign one has no step.
   fs::copy_file(path(400), path(500));
-  write_bytes(path(600), file_of("{}", 0));
+  parent.write(path(600), file_of("{}", 0));
   CHECK(contains(latest(step), "holds step 400"));
   CHECK(step == 400);
 

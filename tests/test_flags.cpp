@@ -293,10 +293,7 @@ TEST_CASE("flags: every line of flags in the tables of the papers' rows is accep
     if (line.find("=") == std::string::npos || line.find("'") != std::string::npos)
       continue;  // a name, a shell's quotes
     INFO(line);
-    std::istringstream words(line);
-    std::vector<std::string> list;
-    for (std::string w; words >> w;) list.push_back(w);
-    REQUIRE(parse(list) == "");
+    REQUIRE(parse(words_of(line)) == "");
   }
   REQUIRE(lines > 40);
 }

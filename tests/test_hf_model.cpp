@@ -474,15 +474,13 @@ TEST_CASE("hf_model: transformers opens what is exported, and computes the same 
     const std::vector<float> logits = model.next_token_logits(ids);
     expected[name] = Numbers(logits.begin(), logits.end());
   }
-  const std::string said = f.done(command + " 2>errors || { cat errors; false; }");
-  std::istringstream lines(said);
+  size_t line = 0;
+  const std::vector<std::string> lines = lines_of(f.done(command + " 2>errors || { cat errors; false; }"));
   for (const json& fixture : hf_models()) {
     const std::string name = fixture.at("name");
     if (!expected.contains(name)) continue;
     INFO(name);
-    std::string line;
-    REQUIRE(std::getline(lines, line));
-    const json opened = json::parse(line);
+    const json opened = json::parse(lines.at(line++));
     REQUIRE(opened.at("model") == fixture.at("config").at("architectures")[0]);
     REQUIRE(relative_error(expected.at(name), Numbers(opened.at("logits"))) <= 1e-5);
   }

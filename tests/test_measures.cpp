@@ -27,6 +27,14 @@ Meter fresh() {
   return meter;
 }
 
+// What it says of one thing more.
+template <class View>
+Measures measures_of(void (Meter::*look)(const View&), const std::type_identity_t<View>& view) {
+  Meter meter = fresh();
+  (meter.*look)(view);
+  return meter.result();
+}
+
 // A meter over these states of the stream, each (B,T,C).
 Measures measures_of(const std::vector<std::vector<float>>& states) {
   Meter meter(Device::cpu);
@@ -219,15 +227,12 @@ TEST_CASE(
   // What an FFN writes on a first token is not its sharpness.
   std::vector<float> written = even;
   written[at(0, 0, 5)] = 5000;
-  Meter ffn = fresh();
-  ffn.output({"ffn", written.data(), N, C});
-  REQUIRE(ffn.result().sharpness.at("ffn")[0] == 3 / 10.0);
+  const auto of_ffn = [&] { return measures_of(&Meter::output, {"ffn", written.data(), N, C}).sharpness.at("ffn")[0]; };
+  REQUIRE(of_ffn() == 3 / 10.0);
   // An output's median is that of all its rows.
   std::fill_n(written.begin(), C, 200.0f);
   written[at(1, 2, 5)] = 1500;
-  Meter uneven = fresh();
-  uneven.output({"ffn", written.data(), N, C});
-  REQUIRE(uneven.result().sharpness.at("ffn")[0] == 3 / 10.0);
+  REQUIRE(of_ffn() == 3 / 10.0);
 
   // Of no token there is nothing to say.
   std::vector<float> all = even;
@@ -278,9 +283,8 @@ TEST_CASE("measures: attention to the first token, by head and layer, under wind
           for (size_t j = s.first_key(i); j <= i; j++) total += head == 0 && j == 0 ? 3 : 1;
           lse[s.stat(b, head, i)] = float(std::log(total));
         }
-    Meter meter = fresh();
-    meter.attention({q.data(), k.data(), v.data(), lse.data(), o.data(), nullptr, s, sink});
-    return *meter.result().attention;
+    return *measures_of(&Meter::attention, {q.data(), k.data(), v.data(), lse.data(), o.data(), nullptr, s, sink})
+                .attention;
   };
   const auto near = [](double value) { return Approx(value).epsilon(1e-6); };
 
@@ -331,12 +335,11 @@ TEST_CASE("measures: layers without attention are left out of its means", "[meas
 }
 
 TEST_CASE("measures: sparsity of attention's output, before and after the gate", "[measures]") {
-  Meter meter = fresh();
   const std::vector<float> x(8, 0), before = {1, -0.0099f, 0.0011f, -1e-4f, 2, 0, 0.5f, -0.02f},
                                     behind = {0.5f, -0.005f, 0.0005f, 0, 1e-3f, 0, 0.1f, -0.002f};
   const AttentionShape s = {.B = 2, .T = 4, .H = 1, .KVH = 1, .D = 1};
-  meter.attention({x.data(), x.data(), x.data(), x.data(), before.data(), behind.data(), s, {}});
-  const Measures m = meter.result();
+  const Measures m =
+      measures_of(&Meter::attention, {x.data(), x.data(), x.data(), x.data(), before.data(), behind.data(), s, {}});
   REQUIRE(m.output->below_1e2 == 4.0 / 8);
   REQUIRE(m.output->below_1e3 == 2.0 / 8);
   REQUIRE(m.output->mean == Approx((1 + 0.0099 + 0.0011 + 1e-4 + 2 + 0.5 + 0.02) / 8));
@@ -347,25 +350,20 @@ TEST_CASE("measures: sparsity of attention's output, before and after the gate",
 TEST_CASE("measures: scores of attention's gate", "[measures]") {
   const std::vector<float> z = {0, -4, 2, -3};
   const double mean = (sigmoid(0) + sigmoid(-4) + sigmoid(2) + sigmoid(-3)) / 4;
-  Meter meter = fresh();
-  meter.gate({{GateKind::elementwise, {}}, z.data(), 2, 2, 1});
-  Measures m = meter.result();
+  Measures m = measures_of(&Meter::gate, {{GateKind::elementwise, {}}, z.data(), 2, 2, 1});
   REQUIRE(m.gate->mean == Approx(mean).epsilon(1e-6));
   REQUIRE(m.gate->below == 2.0 / 4);
   REQUIRE(!m.norm_gate);
 
   // Shared: the mean over two heads, so 0.01 and 0.88 are no score below 0.1.
-  Meter shared = fresh();
-  shared.gate({{GateKind::shared, {}}, z.data(), 1, 4, 2});
-  m = shared.result();
+  m = measures_of(&Meter::gate, {{GateKind::shared, {}}, z.data(), 1, 4, 2});
   REQUIRE(m.gate->below == 1.0 / 2);  // elements 1 and 3: 0.018 and 0.047
   REQUIRE(m.gate->mean == Approx(mean).epsilon(1e-6));
 
   // Another activation, and a scale: below is the size of the score.
-  Meter identity = fresh();
-  identity.gate({{GateKind::elementwise, {.act = Activation::identity, .scale = 0.5f}}, z.data(), 2, 2, 1});
-  REQUIRE(identity.result().gate->mean == (0 - 4 + 2 - 3) / 8.0);
-  REQUIRE(identity.result().gate->below == 1.0 / 4);
+  const GateOp half = {.act = Activation::identity, .scale = 0.5f};
+  m = measures_of(&Meter::gate, {{GateKind::elementwise, half}, z.data(), 2, 2, 1});
+  REQUIRE((m.gate->mean == (0 - 4 + 2 - 3) / 8.0 && m.gate->below == 1.0 / 4));
 }
 
 TEST_CASE("measures: weights of norms, and the scores of GatedNorm's gate", "[measures]") {
@@ -381,11 +379,11 @@ TEST_CASE("measures: weights of norms, and the scores of GatedNorm's gate", "[me
 
   // Two rows of rank 2. SiLU(0) = 0, SiLU(1) = 0.731: z is 0 in the first row, 0.731 * (4, -4, 0) in the second.
   const std::vector<float> low = {0, 0, 0, 1}, up = {9, 4, 9, -4, 9, 0};
-  Meter gated = fresh();
-  gated.norm({"gated", "", w.data(), nullptr, 0, 3, low.data(), up.data(), {.N = 2, .C = 3, .rank = 2}});
+  const Measures gated = measures_of(
+      &Meter::norm, {"gated", "", w.data(), nullptr, 0, 3, low.data(), up.data(), {.N = 2, .C = 3, .rank = 2}});
   const double z = 4 * sigmoid(1);
-  REQUIRE(gated.result().norm_gate->mean == Approx((4 * 0.5 + sigmoid(z) + sigmoid(-z)) / 6).epsilon(1e-6));
-  REQUIRE(gated.result().norm_gate->below == 1.0 / 6);
+  REQUIRE(gated.norm_gate->mean == Approx((4 * 0.5 + sigmoid(z) + sigmoid(-z)) / 6).epsilon(1e-6));
+  REQUIRE(gated.norm_gate->below == 1.0 / 6);
 }
 
 TEST_CASE("measures: decay, beta and states of linear attention; routing", "[measures]") {
@@ -393,21 +391,16 @@ TEST_CASE("measures: decay, beta and states of linear attention; routing", "[mea
   std::vector<float> g(tokens, 0), beta(tokens, 0.25f),
       kept = {1, 1, 1, 1, 3, 0, 0, -4};  // the state before token 64, then before token 128
   g[0] = float(-std::log(2.0));
-  Meter meter = fresh();
-  meter.linear_attention(
-      {g.data(), beta.data(), kept.data(), 2, {.B = 1, .T = tokens, .Hk = 1, .Hv = 1, .Dk = 2, .Dv = 2}});
-  Measures m = meter.result();
+  GatedDeltaShape shape = {.B = 1, .T = tokens, .Hk = 1, .Hv = 1, .Dk = 2, .Dv = 2};
+  Measures m = measures_of(&Meter::linear_attention, {g.data(), beta.data(), kept.data(), 2, shape});
   REQUIRE(m.linear->decay == Approx(128.5 / 129).epsilon(1e-6));
   REQUIRE(m.linear->beta == 0.25);
   REQUIRE(*m.linear->state == 5);
-  Meter shorter = fresh();
-  shorter.linear_attention({g.data(), beta.data(), nullptr, 0, {.B = 1, .T = 64, .Hk = 1, .Hv = 1, .Dk = 2, .Dv = 2}});
-  REQUIRE(!shorter.result().linear->state);
+  shape.T = 64;
+  REQUIRE(!measures_of(&Meter::linear_attention, {g.data(), beta.data(), nullptr, 0, shape}).linear->state);
 
   const std::vector<int> expert = {0, 1, 0, 1, 0, 3, 0, 1};
-  Meter routed = fresh();
-  routed.routing({expert.data(), {.N = 4, .E = 4, .k = 2, .renormalise = true}});
-  m = routed.result();
+  m = measures_of(&Meter::routing, {expert.data(), {.N = 4, .E = 4, .k = 2, .renormalise = true}});
   REQUIRE((m.experts->busiest == 0.5 && m.experts->idle == 1 && m.experts->experts == 4));
   REQUIRE(m.experts->entropy == Approx(0.5 * std::log(2.0) + 0.375 * std::log(8 / 3.0) + 0.125 * std::log(8.0)));
 }

@@ -18,9 +18,8 @@ namespace {
 // The anchors that GitHub gives a page's headings: small letters, no punctuation, - for a space. A heading that stands
 // there for the second time gets -1.
 std::set<std::string> anchors(const std::string& page) {
-  std::istringstream text(prose(page));
   std::set<std::string> all;
-  for (std::string line; std::getline(text, line);) {
+  for (const std::string& line : lines_of(prose(page))) {
     if (!line.starts_with("#")) continue;
     std::string anchor;
     for (unsigned char c : line.substr(line.find_first_not_of("# ")))
@@ -116,8 +115,7 @@ TEST_CASE("readme: every script and every target of make that a page asks for is
       REQUIRE(fs::exists(script[2]));
     }
     for (const auto& make : matches(line, "(^|[;&`] *|PATH )make( [^`#;&>]*)?")) {
-      std::istringstream words(make[2]);
-      for (std::string word; words >> word; targets++) {
+      for (const std::string& word : words_of(make[2])) {
         if (contains(word, "=") || word.starts_with("-")) break;  // a variable: what follows may be its value
         INFO(word);
         const auto test = matches(word, "^build/[a-z0-9]+/(test_[a-z0-9_]+|bench|check_a_kernel)$");
@@ -125,6 +123,7 @@ TEST_CASE("readme: every script and every target of make that a page asks for is
           REQUIRE((fs::exists("tests/" + test[0][1] + ".cpp") || fs::exists("docs/" + test[0][1] + ".cpp")));
         else
           REQUIRE(contains(makefile, "\n" + word + ":"));
+        targets++;
       }
     }
   };
@@ -177,9 +176,8 @@ TEST_CASE("readme: its map has every room, and the reading path every file of tr
 }
 
 TEST_CASE("readme: the glossary quotes the line that defines a word", "[readme]") {
-  std::istringstream text(contents("docs/glossary.md"));
   size_t words = 0, definitions = 0;
-  for (std::string line; std::getline(text, line);) {
+  for (const std::string& line : lines_of(contents("docs/glossary.md"))) {
     INFO(line);
     words += line.starts_with("- **");
     for (const auto& definition : matches(line, "^  \\[([^\\]]+)\\]\\(\\.\\./([^)]+)\\): `(.+)`$")) {
@@ -202,11 +200,10 @@ static std::string as_share(const std::string& percent) {
 }
 
 TEST_CASE("readme: what a claim came to is what its table in results/ says", "[readme]") {
-  std::istringstream text(contents("docs/claims.md"));
   const std::string number = "[+-]?[0-9]+(\\.[0-9]+)?( ± [0-9]+(\\.[0-9]+)?)?";
   size_t rows = 0, numbers = 0;
   bool table = false;
-  for (std::string line; std::getline(text, line);) {
+  for (std::string line : lines_of(contents("docs/claims.md"))) {
     if (!line.starts_with("|")) table = false;
     const bool heading = line.starts_with("| what the papers say |");
     if (heading || (table && line.starts_with("|---"))) table = true;
@@ -215,10 +212,8 @@ TEST_CASE("readme: what a claim came to is what its table in results/ says", "[r
     for (size_t at; (at = line.find("−")) != std::string::npos;) line.replace(at, 3, "-");
     const auto named = matches(line, "results/([a-z0-9-]+)\\.(minutes|hours)\\.md");
     REQUIRE(!named.empty());
-    std::vector<std::string> cells;
-    std::istringstream row(replaced(line, "\\\\\\|", "/"));
-    for (std::string cell; std::getline(row, cell, '|');) cells.push_back(cell);
-    REQUIRE(cells.size() == 5);  // nothing, claim, theirs, minutes, hours
+    const std::vector<std::string> cells = pieces(replaced(line, "\\\\\\|", "/"), "|");
+    REQUIRE(cells.size() == 6);  // nothing, claim, theirs, minutes, hours, nothing
     for (const auto& [column, scale] : {std::pair(3, "minutes"), std::pair(4, "hours")}) {
       const std::string page = contents("results/" + named[0][1] + "." + scale + ".md");
       for (const auto& match : matches(cells[column], number)) {

@@ -332,9 +332,8 @@ TEST_CASE("scripts: gpu-check runs every stage, and writes down what came of it"
     REQUIRE((at = asked.find(next, at)) != std::string::npos);
   }
   // Lines that ./train takes.
-  std::istringstream lines(asked + graphs);
   size_t runs = 0;
-  for (std::string line; std::getline(lines, line);) {
+  for (const std::string& line : lines_of(asked + graphs)) {
     const size_t flags = line.find("--data=");
     if (flags == std::string::npos) continue;
     ended(f.run(std::string("{repo}/train --describe --device=") + (contains(line, "--graph") ? "emulated " : "cpu ") +
@@ -702,15 +701,13 @@ TEST_CASE("scripts: without nvcc make test says what it does not run", "[scripts
 TEST_CASE("scripts: gpu-check has every test that runs kernels, and in each cases that compute-sanitizer is to watch",
           "[scripts]") {
   const Folder f;
-  std::istringstream tests(make_variable(f, "GPU_TESTS", "exit 9"));
-  std::set<std::string> names;
-  for (std::string name; tests >> name; names.insert(name)) {
+  const std::string names = " " + replaced(make_variable(f, "GPU_TESTS", "exit 9"), "\\s+", " ");
+  for (const std::string& name : words_of(names)) {
     INFO(name);
     REQUIRE(contains(contents("tests/" + name + ".cpp"), "[bitwise]\")"));
   }
-  for (const char* name : {"test_mma", "test_bf16", "test_gated_delta", "test_trainer", "test_matrix", "test_recompute",
-                           "test_cached_model", "test_quantized_model", "test_generate"})
-    REQUIRE(names.count(name) == 1);
+  REQUIRE(says(names, {" test_mma ", " test_bf16 ", " test_gated_delta ", " test_trainer ", " test_matrix ",
+                       " test_recompute ", " test_cached_model ", " test_quantized_model ", " test_generate "}));
 }
 
 TEST_CASE("scripts: what a machine with a GPU is handed is whole, and runs where it is unpacked", "[scripts]") {

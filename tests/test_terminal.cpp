@@ -1,31 +1,10 @@
 // terminal: text that fits a width. (What a terminal shows of a run, also when it is made narrower:
 // tests/test_cli.cpp.)
-#include <sstream>
-
-#include "tests/catch.h"
+#include "tests/contents.h"
 #include "training/flags/command_line.h"
 #include "training/process/terminal.h"
 
 using namespace gated;
-
-namespace {
-
-std::vector<std::string> lines_of(const std::string& text) {
-  std::istringstream in(text);
-  std::vector<std::string> lines;
-  for (std::string line; std::getline(in, line);) lines.push_back(line);
-  return lines;
-}
-
-// The words of a text, one space apart.
-std::string words_of(const std::string& text) {
-  std::istringstream in(text);
-  std::string all;
-  for (std::string word; in >> word;) all += word + " ";
-  return all;
-}
-
-}  // namespace
 
 TEST_CASE("terminal: text is wrapped between words, below its first line's indent", "[terminal]") {
   REQUIRE(wrapped("name  ", "one two three four", 6, 80) == "name  one two three four\n");
