@@ -21,12 +21,6 @@ inline double mean_of(const Vector& values) {
   return sum / double(values.size());
 }
 
-inline std::vector<int> some_ids(size_t n, size_t vocab, uint64_t seed) {
-  std::vector<int> ids;
-  for (double x : random_values<double>(n, seed)) ids.push_back(int((x + 1) / 2 * double(vocab)));
-  return ids;
-}
-
 struct PlainModel {
   explicit PlainModel(const ModelConfig& config) : c(config), layers(config.layers), states(config.layers + 1) {}
 

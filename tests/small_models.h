@@ -7,6 +7,7 @@
 
 #include "layers/model.h"
 #include "tests/fixture_lines.h"
+#include "tests/numbers.h"
 #include "training/flags/command_line.h"
 
 namespace gated {
@@ -24,6 +25,13 @@ inline ModelConfig small_model(const std::string& flags = "") {
 inline const std::vector<std::string>& small_models() {
   static const std::vector<std::string> lines = fixture_lines("small_models.txt", {""});
   return lines;
+}
+
+// Random tokens.
+inline std::vector<int> some_ids(size_t n, size_t vocab, uint64_t seed) {
+  std::vector<int> ids;
+  for (double x : random_values<double>(n, seed)) ids.push_back(int((x + 1) / 2 * double(vocab)));
+  return ids;
 }
 
 // B sequences of random tokens, and random targets.

@@ -1,6 +1,7 @@
 // small_runs: a few steps of a small model, as the tests of whole runs take them.
 #pragma once
 #include "tests/small_models.h"
+#include "training/engines.h"
 #include "training/trainer.h"
 
 namespace gated {
@@ -34,5 +35,14 @@ struct Run {
     return trace;
   }
 };
+
+// Of the weights in which a run ends.
+inline std::string fingerprint_of_run(const Config& config, Device device = Device::cpu) {
+  Context ctx(device);
+  use_engines(ctx, config);
+  Run run(config, ctx);
+  run.steps(config.steps);
+  return run.trainer.fingerprint();
+}
 
 }  // namespace gated

@@ -1,10 +1,8 @@
 // bf16: whole runs with --precision=bf16: the same bits on cpu and kernels, near those of fp32; G1 inside attention;
 // masters and their copies; a run that goes on in the other precision.
-#include <filesystem>
-
-#include "core/philox.cuh"
 #include "kernels/gate.h"
 #include "tests/harness.h"
+#include "tests/script.h"
 #include "tests/small_runs.h"
 #include "training/flags/run_metadata.h"
 
@@ -25,10 +23,10 @@ const std::vector<std::string>& bf16_lines() {
 
 std::vector<float> gradient(const ModelConfig& config, Context& ctx, float& loss) {
   Model model(config, 2, config.context, 3, ctx);
-  std::vector<float> values = model.weights.values.download();
-  for (size_t i = 0; i < values.size(); i++)  // a bias that is lost should show
-    if (values[i] == 0) values[i] = 0.1f * (float(i % 7) - 3);
-  model.weights.values.upload(values);
+  change_weights(model, [](const Parameter& p, float* w) {
+    for (size_t i = 0; i < p.size; i++)  // a bias that is lost should show
+      if (w[i] == 0) w[i] = 0.1f * (float(i % 7) - 3);
+  });
   model.weights_changed();
   loss = forward_backward(model, RandomBatch(config), ctx);
   return model.weights.grads.download();
@@ -107,19 +105,10 @@ TEST_CASE("bf16: a run has the same bits on cpu and kernels", "[bf16][bitwise]")
     const bool main_line = line.size() < 40 || line.starts_with("--mixer") || line.starts_with("--experts=3 --head") ||
                            line.find("--position=learned") != std::string::npos;
     Config config = small_run(bf16_model(line), main_line ? 3 : 2, main_line ? 2 : 1);
-    std::vector<float> trace;
-    std::string fingerprint;
-    for (Device device : {Device::cpu, kernel_device}) {
-      Context ctx(device);
-      Run run(config, ctx);
-      const std::vector<float> steps = run.steps(config.steps);
-      if (device == Device::cpu) {
-        trace = steps, fingerprint = run.trainer.fingerprint();
-        continue;
-      }
-      REQUIRE_BITWISE(trace, steps);
-      REQUIRE(run.trainer.fingerprint() == fingerprint);
-    }
+    Context cpu(Device::cpu), kernels(kernel_device);
+    Run one(config, cpu), other(config, kernels);
+    REQUIRE_BITWISE(one.steps(config.steps), other.steps(config.steps));
+    REQUIRE(one.trainer.fingerprint() == other.trainer.fingerprint());
   }
 }
 
@@ -152,10 +141,10 @@ TEST_CASE("bf16: after every step the copies are the masters, rounded", "[bf16][
 
 static void require_precision_changes(const std::string& line) {
   INFO(line);
-  const std::filesystem::path folder = std::filesystem::temp_directory_path() / ("bf16." + std::to_string(getpid()));
+  const Folder folder;
   Context ctx(Device::cpu);
   Config config = small_run(bf16_model(line), 6);
-  config.out = folder.string();
+  config.out = folder.path;
   prepare_checkpoint_folder(config.out);
   const Data data = open_data(config.data);
   config.model.storage = Storage::fp32;
@@ -176,7 +165,6 @@ static void require_precision_changes(const std::string& line) {
     steps += 2;
     run.trainer.save(run_metadata(config, data));
   }
-  std::filesystem::remove_all(folder);
 }
 
 TEST_CASE("bf16: with --change-precision a run goes on from a checkpoint of fp32, and back", "[bf16]") {

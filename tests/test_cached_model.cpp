@@ -11,13 +11,6 @@ using namespace gated;
 
 namespace {
 
-// T tokens of every one of B sequences.
-std::vector<int> tokens_for(const ModelConfig& config, size_t B, size_t T) {
-  std::vector<int> ids;
-  for (const double x : random_values<double>(B * T, 5)) ids.push_back(int((x + 1) / 2 * double(config.vocab)));
-  return ids;
-}
-
 // Tokens [begin, end) of every sequence.
 std::vector<int> cut(const std::vector<int>& ids, size_t B, size_t begin, size_t end) {
   const size_t T = ids.size() / B;
@@ -39,7 +32,7 @@ struct Sequences {
   std::vector<std::vector<float>> logits;  // after 1, 2, ... T tokens; those below `first` are left out
 
   Sequences(const ModelConfig& config, size_t B, size_t T, size_t first = 1)
-      : B(B), T(T), ids(tokens_for(config, B, T)) {
+      : B(B), T(T), ids(some_ids(B * T, config.vocab, 5)) {
     Context ctx(Device::cpu);
     Model model(config, 1, T, 1, ctx);
     begin(model);

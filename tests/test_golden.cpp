@@ -10,8 +10,6 @@
 #include "tests/contents.h"
 #include "tests/reference_loop.h"
 #include "tests/small_runs.h"
-#include "training/engines.h"
-#include "training/trainer.h"
 
 using namespace gated;
 
@@ -44,19 +42,6 @@ Config filled_in(Config config) {
   return config;
 }
 
-std::string fingerprint_after_training(const Config& config) {
-  const Data data = open_data(config.data);
-  const TokenLoader loader(data, {config.batch, config.model.context, config.micro_batches}, config.seed);
-  Context ctx(Device::cpu);
-  use_engines(ctx, config);
-  Trainer trainer(config, loader, ctx);
-  while (trainer.steps_done() < config.steps) {
-    training_step(trainer);
-    trainer.next_result();
-  }
-  return trainer.fingerprint();
-}
-
 }  // namespace
 
 #if defined(__FMA__) || defined(__ARM_FEATURE_FMA)  // elsewhere fmaf is a call of the C library: many minutes
@@ -65,14 +50,14 @@ TEST_CASE("golden: two steps of each with fewer tokens", "[golden][short]") {
     INFO(run.flags);
     Config config = filled_in(config_of_flags(run.flags + fewer_tokens));
     config.steps = 2;
-    CHECK(fingerprint_after_training(config) == run.shortened);
+    CHECK(fingerprint_of_run(config) == run.shortened);
   }
 }
 
 TEST_CASE("golden: 20 steps end in the weights that the README names", "[golden]") {
   for (const Golden& run : golden) {
     INFO(run.flags);
-    REQUIRE(fingerprint_after_training(filled_in(config_of_flags(run.flags))) == run.fingerprint);
+    REQUIRE(fingerprint_of_run(filled_in(config_of_flags(run.flags))) == run.fingerprint);
     const Config config = filled_in(config_of_flags(run.flags + fewer_tokens));
     if (config.model.storage == Storage::bf16) continue;
     Context ctx(Device::cpu);
@@ -111,7 +96,7 @@ TEST_CASE("golden: small runs end in the same weights without fused multiply-add
                                          {gpt2, "02f997b876e39e5d"},
                                          {hybrid, "b6fd43dd0474ecc5"},
                                          {experts, "9d3daff4de8c49b1"}}) {
-    REQUIRE(fingerprint_after_training(filled_in(run)) == fingerprint);
+    REQUIRE(fingerprint_of_run(filled_in(run)) == fingerprint);
   }
 }
 
@@ -123,7 +108,7 @@ TEST_CASE("golden: small runs in bf16 end in the same weights, linear attention 
       "--linear-value-dim=32 --experts=4 --expert-hidden=32 --shared-experts=1 --norm=gated --attn=g1 --mma=";
   for (const auto& [mma, fingerprint] : {std::pair{"hopper", "b0eb3356be92c398"}, {"ampere", "22a761ef6c21aaf7"}}) {
     INFO(mma);
-    REQUIRE(fingerprint_after_training(filled_in(config_of_flags(flags + mma))) == fingerprint);
+    REQUIRE(fingerprint_of_run(filled_in(config_of_flags(flags + mma))) == fingerprint);
   }
 }
 

@@ -11,10 +11,7 @@ using namespace gated;
 
 namespace {
 
-const std::vector<Recompute>& savings() {
-  static const std::vector<Recompute> all = {Recompute::light, Recompute::full};
-  return all;
-}
+constexpr Recompute savings[] = {Recompute::light, Recompute::full};
 
 // A block between others is the one whose activations are overwritten on both sides. Of small_models() with three
 // layers, and some in bf16.
@@ -58,7 +55,7 @@ static void require_same_run(const std::string& flags, Device device) {
   Context ctx(device);
   Run all(run_of(flags, Recompute::none), ctx);
   const std::vector<float> expected = all.steps(2);
-  for (const Recompute recompute : savings()) {
+  for (const Recompute recompute : savings) {
     Run run(run_of(flags, recompute), ctx);
     REQUIRE_BITWISE(expected, run.steps(2));
     REQUIRE_BITWISE(all.trainer.model.weights.grads.download(), run.trainer.model.weights.grads.download());
@@ -105,7 +102,7 @@ TEST_CASE("recompute: measures, arrays and losses by position are those of a mod
     Run all(run_of(flags, Recompute::none), cpu);
     all.steps(1);
     const Shown expected = shown_by(all, cpu);
-    for (const Recompute recompute : savings()) {
+    for (const Recompute recompute : savings) {
       Run run(run_of(flags, recompute), cpu);
       run.steps(1);
       const Shown shown = shown_by(run, cpu);
@@ -143,7 +140,7 @@ TEST_CASE("recompute: a model that was trained so generates, with a cache and wi
     Context cpu(Device::cpu);
     Run all(run_of(flags, Recompute::none), cpu);
     const std::vector<float> expected = all.trainer.model.next_token_logits(ids);
-    for (const Recompute recompute : savings()) {
+    for (const Recompute recompute : savings) {
       Run run(run_of(flags, recompute), cpu);
       Model& model = run.trainer.model;
       REQUIRE_BITWISE(expected, model.next_token_logits(ids));

@@ -3,7 +3,6 @@
 #include "tests/harness.h"
 #include "tests/contents.h"
 #include "tests/small_runs.h"
-#include "training/engines.h"
 #include "training/memory.h"
 
 using namespace gated;
@@ -176,14 +175,7 @@ TEST_CASE("trainer: every flag that shapes the result changes the weights", "[tr
       "--data=bigram-backcopy --vocab=37 --context=9 --layers=2 --hidden=20 --heads=4 --kv-heads=2 --head-dim=6 "
       "--batch=2 --steps=4 --warmup=0 ";
   const Threads one(1);  // next to no work: waking a second thread costs more than it does
-  auto fingerprint_after = [&](const std::string& flags) {
-    const Config config = config_of_flags(base + flags);
-    Context cpu(Device::cpu);
-    use_engines(cpu, config);
-    Run run(config, cpu);
-    run.steps(run.config.steps);
-    return run.trainer.fingerprint();
-  };
+  auto fingerprint_after = [&](const std::string& flags) { return fingerprint_of_run(config_of_flags(base + flags)); };
   Config defaults;
   for (const Flag& f : list_flags(defaults)) {
     if (!f.shapes_the_result() || f.kind == Flag::Kind::size || f.kind == Flag::Kind::data) continue;
