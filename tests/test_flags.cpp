@@ -255,25 +255,14 @@ TEST_CASE("flags: every ./train of the pages is accepted", "[readme]") {
     for (const std::string& line : lines) {
       const size_t begin = line.find("./train ");
       if (begin == std::string::npos) continue;
-      std::vector<std::string> words = {""};
-      bool quoted = false;
-      for (size_t i = begin + 8; i < line.size() && line[i] != '#'; i++) {
-        if (line[i] == '\'')
-          quoted = !quoted;
-        else if ((line[i] == ' ' || line[i] == '\n') && !quoted)
-          words.push_back("");
-        else
-          words.back() += line[i] == '$' ? '1' : line[i];
-      }
       INFO(page << ": " << line);
       std::vector<std::string> flags;
-      for (const std::string& word : words)
-        if (!word.empty() && !word.starts_with("--help") && word != "--version" && word != "--flag-map" &&
-            word != ">" && word != "docs/flags.md" && !word.starts_with("--export"))
-          flags.push_back(word.starts_with("--seed=1") ? "--seed=1"
-                          : word.starts_with("--from=")
-                              ? "--out=" + word.substr(7)  // where no model is, as it is read here
-                              : word);
+      for (const auto& found : matches(replaced(line.substr(begin + 8), "#[^]*", ""), "([^\\s']|'[^']*')+")) {
+        const std::string word = replaced(replaced(found[0], "'", ""), "\\$", "1");
+        if (fits(word, "--help.*|--version|--flag-map|>|docs/flags.md|--export.*")) continue;
+        // (where no model is, as it is read here)
+        flags.push_back(replaced(replaced(word, "^--seed=1.*", "--seed=1"), "^--from=", "--out="));
+      }
       const bool generates =
           std::count(flags.begin(), flags.end(), "--generate") > 0;  // after a model that is not here
       REQUIRE((generates ? contains(parse(flags), "there is no such file or folder") : parse(flags) == ""));
