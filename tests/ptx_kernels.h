@@ -36,8 +36,30 @@ inline std::string& source() {
 }
 
 template <class T>
-std::string words(T x) {
-  return std::to_string(x);
+std::string words(const T& x) {
+  if constexpr (std::is_arithmetic_v<T>)
+    return std::to_string(x);
+  else
+    return x;
+}
+// The text, each # of it in turn replaced by one of these.
+template <class... T>
+std::string with(std::string text, const T&... by) {
+  size_t at = 0;
+  const auto put = [&](const std::string& word) {
+    at = text.find('#', at);
+    text.replace(at, 1, word);
+    at += word.size();
+  };
+  (put(words(by)), ...);
+  return text;
+}
+// line(first), line(first + step) and so on, up to line(end).
+template <class Line>
+std::string each(unsigned first, unsigned end, unsigned step, Line line) {
+  std::string text;
+  for (; first < end; first += step) text += line(first);
+  return text;
 }
 inline std::string replaced(std::string text, const std::string& what, const std::string& by) {
   for (size_t at = 0; (at = text.find(what, at)) != std::string::npos; at += by.size())
@@ -106,26 +128,6 @@ struct Device {
   Word address() const { return reinterpret_cast<Word>(p); }
 };
 
-inline void require_run(const std::string& name, ptx::Extent grid, ptx::Extent block, const void* parameters) {
-  const ptx::Kernel& k = kernel(name);
-  REQUIRE(ptx::run(k, grid, block, 0, parameters) == ptx::Fault::none);
-}
-// Of two pointers.
-template <class In, class Out>
-void require_run(const std::string& name, ptx::Extent grid, ptx::Extent block, const Device<In>& in,
-                 const Device<Out>& out) {
-  const void* const parameters[] = {in.p, out.p};
-  require_run(name, grid, block, parameters);
-}
-
-struct Environment {
-  std::string name;
-  Environment(const std::string& name, const std::string& value) : name(name) {
-    setenv(name.c_str(), value.c_str(), 1);
-  }
-  ~Environment() { unsetenv(name.c_str()); }
-};
-
 // Calls f; what it says on stderr.
 inline std::string said(const std::function<void()>& f) {
   FILE* const file = tmpfile();
@@ -142,6 +144,39 @@ inline std::string said(const std::function<void()>& f) {
   fclose(file);
   return text;
 }
+
+// How a launch ends, and what it says on stderr.
+struct Ended {
+  ptx::Fault fault;
+  std::string text;
+};
+inline Ended run(const std::string& name, ptx::Extent grid, ptx::Extent block, const void* parameters,
+                 size_t shared = 0) {
+  const ptx::Kernel& k = kernel(name);
+  Ended ended;
+  ended.text = said([&] { ended.fault = ptx::run(k, grid, block, shared, parameters); });
+  return ended;
+}
+inline void require_run(const std::string& name, ptx::Extent grid, ptx::Extent block, const void* parameters) {
+  const Ended ended = run(name, grid, block, parameters);
+  INFO(name << ": " << ended.text);
+  REQUIRE(ended.fault == ptx::Fault::none);
+}
+// Of two pointers.
+template <class In, class Out>
+void require_run(const std::string& name, ptx::Extent grid, ptx::Extent block, const Device<In>& in,
+                 const Device<Out>& out) {
+  const void* const parameters[] = {in.p, out.p};
+  require_run(name, grid, block, parameters);
+}
+
+struct Environment {
+  std::string name;
+  Environment(const std::string& name, const std::string& value) : name(name) {
+    setenv(name.c_str(), value.c_str(), 1);
+  }
+  ~Environment() { unsetenv(name.c_str()); }
+};
 
 inline bool has(const std::string& text, const std::string& part) {
   return text.find(part) != std::string::npos;

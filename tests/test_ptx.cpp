@@ -35,8 +35,8 @@ std::vector<Form> forms() {
 }
 const std::string one_thread = begin + "setp.ne.s32 %p1, %r4, 0;\n@%p1 ret;\n";
 const bool memory = [] {
-  std::string body = ".shared .align 16 .b8 buffer[64];\n.local .align 16 .b8 depot[64];\n" + one_thread +
-                     R"(mov.u64 %rd10, depot;
+  std::string body =
+      ".shared .align 16 .b8 buffer[64];\n.local .align 16 .b8 depot[64];\n" + one_thread + R"(mov.u64 %rd10, depot;
 cvta.local.u64 %rd11, %rd10;
 mov.u64 %rd12, buffer;
 cvta.shared.u64 %rd13, %rd12;
@@ -62,14 +62,13 @@ cvta.global.u64 %rd16, %rd16;
     for (const auto& [kind, bytes, n] : forms()) {
       const std::string stem = kind == "f32" ? "%f" : bytes == 8 ? "%rd" : bytes == 4 ? "%r" : "%rs";
       const auto registers = [&, n = n](unsigned first) {
-        std::string list = stem + words(first);
-        for (unsigned i = 1; i < n; i++) list += ", " + stem + words(first + i);
-        return n == 1 ? list : "{" + list + "}";
+        const auto next = [&](unsigned i) { return ", " + stem + words(i); };
+        return "{" + stem + words(first) + each(first + 1, first + n, 1, next) + "}";
       };
+      const std::string in = n == 1 ? stem + "20" : registers(20), out = n == 1 ? stem + "30" : registers(30);
       const std::string form = (n == 1 ? "" : "v" + words(n) + ".") + kind;
-      body += "ld.global." + form + " " + registers(20) + ", [%rd1+" + words(at) + "];\nst." + to + form + " " + where +
-              ", " + registers(20) + ";\nld." + from + form + " " + registers(30) + ", " + there + ";\nst.global." +
-              form + " [%rd2+" + words(at) + "], " + registers(30) + ";\n";
+      body += with("ld.global.# #, [%rd1+#];\nst.## #, #;\n", form, in, at, to, form, where, in) +
+              with("ld.## #, #;\nst.global.# [%rd2+#], #;\n", from, form, out, there, form, at, out);
       at += 16;
     }
   entry("memory", two_pointers, body);
@@ -81,10 +80,9 @@ cvta.global.u64 %rd16, %rd16;
     for (std::string r : {"%rs20", "%r20", "%rd20"}) {
       const std::string type = r == "%rd20" ? "u64" : r == "%r20" ? "u32" : "u16";
       if (std::stoi(kind + 1) > std::stoi(type.substr(1))) continue;
-      wide += "ld.global." + std::string(kind) + " " + r + ", [%rd1];\nst.global." + type + " [%rd2+" + words(at) +
-              "], " + r + ";\n";
-      wide += "ld.global.u64 %rd21, [%rd1];\ncvt.u32.u64 %r21, %rd21;\nst.global." + std::string(kind) + " [%rd2+" +
-              words(at + 8) + "], " + (type == "u64" || kind[1] == '3' ? "%rd21" : "%r21") + ";\n";
+      wide += with("ld.global.# #, [%rd1];\nst.global.# [%rd2+#], #;\n", kind, r, type, at, r) +
+              with("ld.global.u64 %rd21, [%rd1];\ncvt.u32.u64 %r21, %rd21;\nst.global.# [%rd2+#], #;\n", kind, at + 8,
+                   type == "u64" || kind[1] == '3' ? "%rd21" : "%r21");
       at += 16;
     }
   entry("wide", two_pointers, wide);
@@ -126,8 +124,7 @@ st.global.f32 [%rd2+32], %f1;
             R"(shl.b32 %r10, %r1, 2;
 mov.u32 %r11, buffer;
 add.s32 %r12, %r11, %r10;
-mul.wide.u32 %rd10, %r4, 16;
-add.s64 %rd11, %rd2, %rd10;
+mad.wide.u32 %rd11, %r4, 16, %rd2;
 ld.local.u32 %r20, [depot+8];
 ld.shared.u32 %r21, [%r12];
 st.local.u32 [depot+8], %r4;
@@ -146,15 +143,12 @@ const bool indices = [] {
   std::string body = begin + R"(ld.global.u32 %r10, [%rd2];
 add.s32 %r11, %r10, 1;
 st.global.u32 [%rd2], %r11;
-mul.wide.u32 %rd10, %r10, 48;
-add.s64 %rd11, %rd2, %rd10;
+mad.wide.u32 %rd11, %r10, 48, %rd2;
 )";
-  int at = 16;
-  for (std::string name : {"tid", "ctaid", "ntid", "nctaid"})
-    for (std::string side : {".x", ".y", ".z"}) {
-      body += "mov.u32 %r12, %" + name + side + ";\nst.global.u32 [%rd11+" + words(at) + "], %r12;\n";
-      at += 4;
-    }
+  int at = 12;
+  for (const char* name : {"tid", "ctaid", "ntid", "nctaid"})
+    for (const char* side : {"x", "y", "z"})
+      body += with("mov.u32 %r12, %#.#;\nst.global.u32 [%rd11+#], %r12;\n", name, side, at += 4);
   entry("indices", two_pointers, body);
   return true;
 }();
@@ -349,27 +343,21 @@ namespace {
 const bool warps = [] {
   // Each block is a test: b and c of each lane; its results of each mode, and whether the source lane was in range.
   std::string body = begin +
-                     R"(mul.wide.u32 %rd10, %r4, 8;
-add.s64 %rd11, %rd1, %rd10;
+                     R"(mad.wide.u32 %rd11, %r4, 8, %rd1;
 ld.global.v2.u32 {%r10, %r11}, [%rd11];
-mul.wide.u32 %rd12, %r4, 32;
-add.s64 %rd13, %rd2, %rd12;
+mad.wide.u32 %rd13, %r4, 32, %rd2;
 add.s32 %r12, %r1, 1000;
 )";
-  int at = 0;
-  for (std::string mode : {"up", "down", "bfly", "idx"}) {
-    body += "shfl.sync." + mode +
-            ".b32 %r13|%p2, %r12, %r10, %r11, -1;\nselp.u32 %r14, 1, 0, %p2;\nst.global.v2.u32 [%rd13+" + words(at) +
-            "], {%r13, %r14};\n";
-    at += 8;
-  }
+  int at = -8;
+  for (const char* mode : {"up", "down", "bfly", "idx"})
+    body += with("shfl.sync.#.b32 %r13|%p2, %r12, %r10, %r11, -1;\nselp.u32 %r14, 1, 0, %p2;\n", mode) +
+            with("st.global.v2.u32 [%rd13+#], {%r13, %r14};\n", at += 8);
   entry("shuffles", two_pointers, body);
 
   // Lanes 0 to 9 leave. The others: half by half under masks of their own, then all that are left.
   entry("masks", two_pointers,
         begin +
-            R"(mul.wide.u32 %rd10, %r4, 16;
-add.s64 %rd11, %rd2, %rd10;
+            R"(mad.wide.u32 %rd11, %r4, 16, %rd2;
 setp.lt.u32 %p1, %r1, 10;
 @%p1 bra DONE;
 and.b32 %r10, %r1, 1;
@@ -403,15 +391,13 @@ ld.shared.u32 %r14, [%r13];
 mov.u32 %r15, %laneid;
 mov.u32 %r16, %warpid;
 mov.u32 %r17, WARP_SZ;
-mul.wide.u32 %rd10, %r4, 16;
-add.s64 %rd11, %rd2, %rd10;
+mad.wide.u32 %rd11, %r4, 16, %rd2;
 st.global.v4.u32 [%rd11], {%r14, %r15, %r16, %r17};
 )");
 
   // 32 rows of 8 elements in shared memory; lane i brings the address of row (5 i + 3) % 32.
   std::string matrices = ".shared .align 16 .b8 rows[512];\n" + begin +
-                         R"(mul.wide.u32 %rd10, %r1, 16;
-add.s64 %rd11, %rd1, %rd10;
+                         R"(mad.wide.u32 %rd11, %r1, 16, %rd1;
 ld.global.v4.u32 {%r20, %r21, %r22, %r23}, [%rd11];
 mov.u32 %r10, rows;
 shl.b32 %r11, %r1, 4;
@@ -422,29 +408,23 @@ mad.lo.s32 %r13, %r1, 5, 3;
 and.b32 %r13, %r13, 31;
 shl.b32 %r13, %r13, 4;
 add.s32 %r13, %r13, %r10;
-mul.wide.u32 %rd12, %r1, 56;
-add.s64 %rd13, %rd2, %rd12;
+mad.wide.u32 %rd13, %r1, 56, %rd2;
 )";
-  at = 0;
-  for (std::string trans : {"", "trans."})
-    for (int n : {1, 2, 4}) {
-      matrices += "ldmatrix.sync.aligned.m8n8.x" + words(n) + "." + trans + "shared.b16 {%r30";
-      for (int i = 1; i < n; i++) matrices += ", %r" + words(30 + i);
-      matrices += "}, [%r13];\n";
-      for (int i = 0; i < n; i++, at += 4)
-        matrices += "st.global.u32 [%rd13+" + words(at) + "], %r" + words(30 + i) + ";\n";
-    }
+  at = -4;
+  for (const char* trans : {"", "trans."})
+    for (unsigned n : {1, 2, 4})
+      matrices += with("ldmatrix.sync.aligned.m8n8.x#.#shared.b16 {%r30#}, [%r13];\n", n, trans,
+                       each(31, 30 + n, 1, [](unsigned i) { return with(", %r#", i); })) +
+                  each(30, 30 + n, 1, [&](unsigned i) { return with("st.global.u32 [%rd13+#], %r#;\n", at += 4, i); });
   entry("matrices", two_pointers, matrices);
 
-  std::string product = begin + "mul.wide.u32 %rd10, %r1, 40;\nadd.s64 %rd11, %rd1, %rd10;\n";
-  for (int i = 0; i < 6; i++) product += "ld.global.u32 %r" + words(20 + i) + ", [%rd11+" + words(4 * i) + "];\n";
-  for (int i = 0; i < 4; i++) product += "ld.global.f32 %f" + words(20 + i) + ", [%rd11+" + words(24 + 4 * i) + "];\n";
   entry(
       "product", two_pointers,
-      product +
+      begin + "mad.wide.u32 %rd11, %r1, 40, %rd1;\n" +
+          each(0, 6, 1, [](unsigned i) { return with("ld.global.u32 %r#, [%rd11+#];\n", 20 + i, 4 * i); }) +
+          each(0, 4, 1, [](unsigned i) { return with("ld.global.f32 %f#, [%rd11+#];\n", 20 + i, 24 + 4 * i); }) +
           R"(mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%f30, %f31, %f32, %f33}, {%r20, %r21, %r22, %r23}, {%r24, %r25}, {%f20, %f21, %f22, %f23};
-mul.wide.u32 %rd12, %r1, 16;
-add.s64 %rd13, %rd2, %rd12;
+mad.wide.u32 %rd13, %r1, 16, %rd2;
 st.global.v4.f32 [%rd13], {%f30, %f31, %f32, %f33};
 )");
   return true;
@@ -584,22 +564,15 @@ st.global.v4.u32 [%rd2], {%r20, %r21, %r22, %r23};
 st.global.v4.u32 [%rd2+16], {%r24, %r25, %r26, %r27};
 )");
   // Three groups, and a copy that is in none yet; after each wait the first word of all four buffers.
+  const std::string commit = "cp.async.commit_group;\n";
   std::string body = ".shared .align 16 .b8 buffer[64];\n" + one_thread;
-  int at = 0;
-  const auto look = [&] {
-    for (int i = 0; i < 4; i++, at += 4)
-      body += "ld.shared.u32 %r20, [buffer+" + words(16 * i) + "];\nst.global.u32 [%rd2+" + words(at) + "], %r20;\n";
-  };
-  for (int i = 0; i < 4; i++) {
-    const std::string offset = words(16 * i);
-    body += "cp.async.cg.shared.global [buffer+" + offset + "], [%rd1+" + offset + "], 16;\n";
-    if (i < 3) body += "cp.async.commit_group;\n";
-  }
-  look();
-  for (std::string wait : {"group 3", "group 2", "group 1", "group 0", "all"}) {
-    body += "cp.async.wait_" + wait + ";\n";
-    look();
-  }
+  int at = -4;
+  for (int offset : {0, 16, 32, 48})
+    body += with("cp.async.cg.shared.global [buffer+#], [%rd1+#], 16;\n#", offset, offset, offset < 48 ? commit : "");
+  for (std::string wait : {"", "group 3", "group 2", "group 1", "group 0", "all"})
+    body += (wait.empty() ? "" : with("cp.async.wait_#;\n", wait)) + each(0, 64, 16, [&](unsigned i) {
+              return with("ld.shared.u32 %r20, [buffer+#];\nst.global.u32 [%rd2+#], %r20;\n", i, at += 4);
+            });
   entry("groups", two_pointers, body);
   return true;
 }();

@@ -45,9 +45,9 @@ constexpr char letter = sizeof(T) == 8   ? 'd'
                         : sizeof(T) == 4 ? 'r'
                                          : 's';
 template <class T>
-std::string stem() {
-  return sizeof(T) == 8 ? "%rd" : sizeof(T) == 4 ? "%r" : "%rs";
-}
+const std::string stem = sizeof(T) == 8   ? "%rd"
+                         : sizeof(T) == 4 ? "%r"
+                                          : "%rs";
 
 float as_float(Word bits) {
   return std::bit_cast<float>(uint32_t(bits));
@@ -64,11 +64,12 @@ constexpr Word nan_bits = 0x7fffffff;
 template <class T>
 void integers(bool signs_too = true) {
   const std::string group = words(width<T>), t = type<T>();
-  const auto form = [&](std::string text, Expected expected, char result = letter<T>) {
-    for (const auto& [what, by] : {std::pair{"@", stem<T>()}, {"T", t}, {"B", "b" + group}})
+  const auto into = [&](char result, std::string text, Expected expected) {
+    for (const auto& [what, by] : {std::pair{"@", stem<T>}, {"T", t}, {"B", "b" + group}})
       text = replaced(text, what, by);
     add(group, text, result, std::move(expected));
   };
+  const auto form = [&](const std::string& text, Expected expected) { into(letter<T>, text, std::move(expected)); };
   const auto one = [&](const std::string& op, auto f) {
     form(op + " $, @1", [f](Word a, Word, Word) { return Word(f(T(a))); });
   };
@@ -76,8 +77,7 @@ void integers(bool signs_too = true) {
     form(op + " $, @1, @2", [f](Word a, Word b, Word) { return Word(f(T(a), T(b))); });
   };
   const auto compare = [&](const std::string& op, auto f) {
-    form(
-        "setp." + op + " $, @1, @2", [f](Word a, Word b, Word) { return Word(f(T(a), T(b))); }, 'p');
+    into('p', "setp." + op + " $, @1, @2", [f](Word a, Word b, Word) { return Word(f(T(a), T(b))); });
   };
   two("add.T", [](T a, T b) { return I(a) + b; });
   two("sub.T", [](T a, T b) { return I(a) - b; });
@@ -85,10 +85,9 @@ void integers(bool signs_too = true) {
   two("max.T", [](T a, T b) { return std::max(a, b); });
   two("min.T", [](T a, T b) { return std::min(a, b); });
   // (a division by zero gives what the ISA calls unspecified)
-  form("div.T $, @1, @2",
-       [](Word a, Word b, Word) { return T(b) ? std::optional(Word(I(T(a)) / T(b))) : std::nullopt; });
-  form("rem.T $, @1, @2",
-       [](Word a, Word b, Word) { return T(b) ? std::optional(Word(I(T(a)) % T(b))) : std::nullopt; });
+  using Maybe = std::optional<Word>;
+  form("div.T $, @1, @2", [](Word a, Word b, Word) { return T(b) ? Maybe(I(T(a)) / T(b)) : Maybe(); });
+  form("rem.T $, @1, @2", [](Word a, Word b, Word) { return T(b) ? Maybe(I(T(a)) % T(b)) : Maybe(); });
   for (T n : {7, 10, 64}) {  // immediate operands
     const std::string with = ".T $, @1, " + words(int(n));
     form("div" + with, [n](Word a, Word, Word) { return Word(I(T(a)) / n); });
@@ -102,8 +101,7 @@ void integers(bool signs_too = true) {
   compare("le.T", std::less_equal<T>());
   compare("gt.T", std::greater<T>());
   compare("ge.T", std::greater_equal<T>());
-  form(
-      "setp.gt.T $, @1, 100", [](Word a, Word, Word) { return Word(T(a) > T(100)); }, 'p');
+  into('p', "setp.gt.T $, @1, 100", [](Word a, Word, Word) { return Word(T(a) > T(100)); });
   // Shifts are by 32 unsigned bits, and end at the width.
   form("shr.T $, @1, %r2",
        [](Word a, Word b, Word) { return Word(I(T(a)) >> std::min<uint32_t>(uint32_t(b), width<T>)); });
@@ -114,11 +112,9 @@ void integers(bool signs_too = true) {
     form("mad.lo.T $, @1, @2, @3", [](Word a, Word b, Word c) { return a * b + c; });
   }
   if constexpr (sizeof(T) < 8)
-    form(
-        "mul.wide.T $, @1, @2", [](Word a, Word b, Word) { return Word(I(T(a)) * T(b)); }, sizeof(T) == 4 ? 'd' : 'r');
+    into(sizeof(T) == 4 ? 'd' : 'r', "mul.wide.T $, @1, @2", [](Word a, Word b, Word) { return Word(I(T(a)) * T(b)); });
   if constexpr (sizeof(T) == 4)
-    form(
-        "mad.wide.T $, @1, @2, %rd3", [](Word a, Word b, Word c) { return Word(I(T(a)) * T(b)) + c; }, 'd');
+    into('d', "mad.wide.T $, @1, @2, %rd3", [](Word a, Word b, Word c) { return Word(I(T(a)) * T(b)) + c; });
   if constexpr (std::is_signed_v<T>) {
     one("neg.T", [](T a) { return -I(a); });
     one("abs.T", [](T a) { return a < 0 ? -I(a) : I(a); });
@@ -156,17 +152,17 @@ float nearest(bool negative, U magnitude) {
 // cvt: what is cut off or extended; bytes lie in registers of 16 bits, which take the sign of one.
 template <class To, class From>
 void conversion() {
-  add("16", "cvt." + type<To>() + "." + type<From>() + " $, " + stem<From>() + "1", letter<To>,
+  add("16", with("cvt.#.# $, #1", type<To>(), type<From>(), stem<From>), letter<To>,
       [](Word a, Word, Word) { return Word(I(To(From(a)))); });
 }
 template <class T, class... All>
 void conversions() {
   (conversion<T, All>(), ...);
-  add("16", "cvt.rn.f32." + type<T>() + " $, " + stem<T>() + "1", 'f', [](Word a, Word, Word) {
+  add("16", with("cvt.rn.f32.# $, #1", type<T>(), stem<T>), 'f', [](Word a, Word, Word) {
     const I x = T(a);
     return bits_of(nearest(x < 0, U(x < 0 ? -x : x)));
   });
-  add("f32", "cvt.rzi." + type<T>() + ".f32 $, %f1", letter<T>, [](Word a, Word, Word) -> std::optional<Word> {
+  add("f32", with("cvt.rzi.#.f32 $, %f1", type<T>()), letter<T>, [](Word a, Word, Word) -> std::optional<Word> {
     const long double x = as_float(a);  // (holds every integer of 64 bits)
     if (x != x) return sizeof(T) == 8 ? Word{1} << 63 : 0;
     constexpr T least = std::numeric_limits<T>::min(), most = std::numeric_limits<T>::max();
@@ -282,10 +278,11 @@ void floats() {
   form("add.rn.f32 %f800, %f1, %f2; mov.b32 $, %f800", 'r', [=](Word a, Word b, Word) { return sum(a, b); });
   form("add.rn.f32 %f801, %f1, %f2; mov.b64 $, {%r3, %f801}", 'd',
        [=](Word a, Word b, Word c) { return sum(a, b) << 32 | uint32_t(c); });
+  const auto apart = [](Word a, Word b) { return computed(float(double(as_float(a)) - as_float(b))); };
   form("sub.rn.f32 $1, %f1, %f2; copysign.f32 $, $1, %f3", 'f',
-       [=](Word a, Word b, Word c) { return copysign(computed(float(double(as_float(a)) - as_float(b))), c); });
+       [=](Word a, Word b, Word c) { return copysign(apart(a, b), c); });
   form("sub.rn.f32 $1, %f1, %f2; copysign.f32 $, %f3, $1", 'f',
-       [=](Word a, Word b, Word c) { return copysign(c, computed(float(double(as_float(a)) - as_float(b)))); });
+       [=](Word a, Word b, Word c) { return copysign(c, apart(a, b)); });
 }
 
 // Words of bits, 32 at a time, and predicates.
@@ -296,11 +293,9 @@ void bit_operations() {
     for (int i = 0; i < 32; i++) d = d << 1 | (a >> i & 1);
     return d;
   });
-  add("32", "bfind.shiftamt.u32 $, %r1", 'r', [](Word a, Word, Word) {  // 31 - the place of the highest 1
-    for (int i = 31; i >= 0; i--)
-      if (a >> i & 1) return Word(31 - i);
-    return Word(0xffffffff);
-  });
+  // 31 - the place of the highest 1
+  add("32", "bfind.shiftamt.u32 $, %r1", 'r',
+      [](Word a, Word, Word) { return uint32_t(a) ? Word(std::countl_zero(uint32_t(a))) : Word(0xffffffff); });
   add("32", "prmt.b32 $, %r1, %r2, %r3", 'r', [](Word a, Word b, Word c) {
     const Word all = b << 32 | uint32_t(a);
     Word d = 0;
@@ -355,25 +350,25 @@ const bool arithmetic = [] {
   floats();
   bit_operations();
   for (const auto& [group, operations] : groups) {
-    std::string body = begin + "mul.wide.u32 %rd10, %r4, 24;\nadd.s64 %rd11, %rd1, %rd10;\nmul.wide.u32 %rd12, %r4, " +
-                       words(8 * operations.size()) + ";\nadd.s64 %rd13, %rd2, %rd12;\n";
+    std::string body =
+        begin + with("mad.wide.u32 %rd11, %r4, 24, %rd1;\nmad.wide.u32 %rd13, %r4, #, %rd2;\n", 8 * operations.size());
     for (int i = 1; i <= 3; i++) {
-      const std::string n = words(i), at = ", [%rd11+" + words(8 * i - 8) + "];\n";
-      body += "ld.global.u16 %rs" + n + at + "ld.global.u32 %r" + n + at + "ld.global.u64 %rd" + n + at +
-              "ld.global.f32 %f" + n + at + "and.b32 %r10, %r" + n + ", 1;\nsetp.ne.s32 %p" + n + ", %r10, 0;\n";
+      for (const char* to : {"u16 %rs", "u32 %r", "u64 %rd", "f32 %f"})
+        body += with("ld.global.##, [%rd11+#];\n", to, i, 8 * i - 8);
+      body += with("and.b32 %r10, %r#, 1;\nsetp.ne.s32 %p#, %r10, 0;\n", i, i);
     }
     static const std::map<char, std::pair<std::string, std::string>> kinds = {
         {'s', {"%rs", "u16"}}, {'r', {"%r", "u32"}}, {'d', {"%rd", "u64"}}, {'f', {"%f", "f32"}}, {'p', {"%p", ""}}};
     for (size_t i = 0; i < operations.size(); i++) {
       const auto& [text, result, expected] = operations[i];
       const auto& [name, kind] = kinds.at(result);
-      const std::string own = name + words(20 + i), at = "[%rd13+" + words(8 * i) + "], ";
+      const std::string own = name + words(20 + i), at = with("[%rd13+#], ", 8 * i);
       std::string code = text;
       for (int other : {3, 2, 1})
         code = replaced(code, "$" + words(other), name + words(10 + other + (result == 'f' ? 4 * i + 200 : 0)));
       body += replaced(code, "$", own) + ";\n";
-      body += result == 'p' ? "selp.u32 %r10, 1, 0, " + own + ";\nst.global.u32 " + at + "%r10;\n"
-                            : "st.global." + kind + " " + at + own + ";\n";
+      body += result == 'p' ? with("selp.u32 %r10, 1, 0, #;\nst.global.u32 #%r10;\n", own, at)
+                            : with("st.global.# ##;\n", kind, at, own);
     }
     entry("group" + group, two_pointers, body);
   }

@@ -24,9 +24,8 @@ struct Cases {
   std::string name, head, body;
   unsigned many = 0;
   unsigned add(const std::string& code) {
-    const std::string label = "$L__" + words(many);
-    body += "setp.ne.s32 %p1, %r5, " + words(many) + ";\n@%p1 bra " + label + ";\n.loc 1 " + words(100 + many) +
-            " 3\n" + code + "\nret;\n" + label + ":\n";
+    body += with("setp.ne.s32 %p1, %r5, #;\n@%p1 bra $L__#;\n.loc 1 # 3\n#\nret;\n$L__#:\n", many, many, 100 + many,
+                 code, many);
     return many++;
   }
   void end() {
@@ -50,7 +49,7 @@ void meeting(const std::string& what, const std::string& code) {
 void race(const std::string& what, int x, const std::string& first, const std::string& between, int y,
           const std::string& then) {
   const auto role = [](int thread, const std::string& access) {
-    return "setp.eq.s32 %p2, %r1, " + words(thread) + ";\n@%p2 " + access + ";\n";
+    return with("setp.eq.s32 %p2, %r1, #;\n@%p2 #;\n", thread, access);
   };
   number_of[what] = races.add(role(x, first) + between + role(y, then));
 }
@@ -83,7 +82,7 @@ add.s64 %rd24, %rd24, 4294967296;
   const std::string warps = "setp.lt.u32 %p2, %r1, 32;\n@%p2 bra LOW_;\n";
   const auto branches = [&](const std::string& what, const std::string& who, const std::string& high,
                             const std::string& low) {
-    const std::string code = who + high + ";\nbra END_;\nLOW_:\n.loc 1 77 1\n" + low + ";\nEND_:\n";
+    const std::string code = with("##;\nbra END_;\nLOW_:\n.loc 1 77 1\n#;\nEND_:\n", who, high, low);
     meeting(what, replaced(code, "_", words(meetings.many)));
   };
   branches("barriers of two numbers", warps, "bar.sync 1", "bar.sync 0");
@@ -110,35 +109,34 @@ add.s64 %rd24, %rd24, 4294967296;
 
   races.head = ".shared .align 16 .b8 buffer[64];\n";
   const std::string write = "st.shared.u32 [buffer], %r1", read = "ld.shared.u32 %r10, [buffer]",
-                    block = "bar.sync 0;\n", none = "";
+                    block = "bar.sync 0;\n", none = "", warp = "bar.warp.sync -1;\n",
+                    half = "st.shared.u16 [buffer+2], %rs1", copy = "cp.async.cg.shared.global [buffer], [%rd1], 16";
   for (int y : {1, 32}) {
     const std::string by = y == 1 ? " in a warp" : " across warps";
     race("race: write, write" + by, 0, write, none, y, write);
     race("race: write, read" + by, 0, write, none, y, read);
     race("race: read, write" + by, 0, read, none, y, write);
-    race("race: half and whole" + by, 0, "st.shared.u16 [buffer+2], %rs1", none, y, read);
+    race("race: half and whole" + by, 0, half, none, y, read);
     race("race: vector and whole" + by, 0, "ld.shared.v2.u32 {%r10, %r11}, [buffer+8]", none, y,
          "st.shared.u32 [buffer+12], %r1");
     race("fine: barrier" + by, 0, write, block, y, write);
     race("fine: barrier, read" + by, 0, write, block, y, read);
     race("fine: barrier, write" + by, 0, read, block, y, write);
-    race("fine: halves" + by, 0, "st.shared.u16 [buffer+2], %rs1", none, y, "ld.shared.u16 %rs1, [buffer]");
+    race("fine: halves" + by, 0, half, none, y, "ld.shared.u16 %rs1, [buffer]");
     race("fine: both read" + by, 0, read, none, y, read);
-    race((y == 1 ? "fine: bar.warp.sync" : "race: bar.warp.sync") + by, 0, write, "bar.warp.sync -1;\n", y, read);
-    race((y == 1 ? "fine: bar.warp.sync, write" : "race: bar.warp.sync, write") + by, 0, read, "bar.warp.sync -1;\n", y,
-         write);
+    const std::string inside = y == 1 ? "fine: " : "race: ";
+    race(inside + "bar.warp.sync" + by, 0, write, warp, y, read);
+    race(inside + "bar.warp.sync, write" + by, 0, read, warp, y, write);
   }
   race("fine: one thread", 0, write, none, 0, read);
   race("race: two read, one of them writes", 33, read,
        replaced(read, "ld", "setp.eq.s32 %p2, %r1, 0;\n@%p2 ld") + ";\n", 0, write);
   race("fine: eight lanes", 32, write, "setp.lt.u32 %p2, %r1, 32;\n@%p2 ret;\nbar.warp.sync 0xff;\n", 33, read);
   race("single bytes", 0, "st.shared.u8 [buffer], %rs1", none, 1, "st.shared.u8 [buffer+1], %rs1");
-  race("race: a copy that has arrived, for its thread alone", 0, "cp.async.cg.shared.global [buffer], [%rd1], 16",
-       "cp.async.wait_all;\n", 32, read);
-  race("race: a copy whose source another thread writes", 0, "cp.async.cg.shared.global [buffer], [%rd1], 16",
-       "bar.sync 0;\n", 1, "st.global.u32 [%rd1], %r1;\ncp.async.wait_all");
-  race("fine: a copy and a barrier", 0, "cp.async.cg.shared.global [buffer], [%rd1], 16",
-       "cp.async.wait_all;\nbar.sync 0;\n", 32, read);
+  race("race: a copy that has arrived, for its thread alone", 0, copy, "cp.async.wait_all;\n", 32, read);
+  race("race: a copy whose source another thread writes", 0, copy, block, 1,
+       "st.global.u32 [%rd1], %r1;\ncp.async.wait_all");
+  race("fine: a copy and a barrier", 0, copy, "cp.async.wait_all;\n" + block, 32, read);
   races.end();
 
   // Threads and blocks in the order in which they run: the first word counts them.
@@ -147,24 +145,25 @@ add.s64 %rd24, %rd24, 4294967296;
             R"(ld.global.u32 %r10, [%rd2];
 add.s32 %r10, %r10, 1;
 st.global.u32 [%rd2], %r10;
-mul.wide.u32 %rd10, %r10, 4;
-add.s64 %rd10, %rd10, %rd2;
+mad.wide.u32 %rd10, %r10, 4, %rd2;
 st.global.u32 [%rd10], %r4;
 )");
   return true;
 }();
 
-// Runs a case; its fault has to name the kernel, the line of the source and `parts`.
+// Runs a case, which is given this address twice.
+Ended run(const Cases& cases, const std::string& what, Word address, unsigned blocks, unsigned threads) {
+  const CaseParameters parameters{address, address, number_of.at(what)};
+  return ptx_test::run(cases.name, {blocks}, {threads}, &parameters, 64);
+}
+// Its fault has to name the kernel, the line of the source and `parts`.
 void require_fault(const Cases& cases, const std::string& what, Word address, Fault expected,
                    std::vector<std::string> parts) {
-  const CaseParameters parameters{address, address, number_of.at(what)};
-  Fault fault = Fault::none;
-  const ptx::Kernel& k = kernel(cases.name);
-  const std::string text = said([&] { fault = ptx::run(k, {2, 1, 1}, {40, 1, 1}, 64, &parameters); });
+  const auto [fault, text] = run(cases, what, address, 2, 40);
   INFO(what << ": " << text);
   CHECK(fault == expected);
   parts.push_back("ptx: " + cases.name + ": block (0,0,0) of (2,1,1)");
-  parts.push_back("here/kernels.cu:" + words(100 + parameters.which));
+  parts.push_back("here/kernels.cu:" + words(100 + number_of.at(what)));
   for (const std::string& part : parts) {
     INFO("without: " << part);
     CHECK(has(text, part));
@@ -219,9 +218,8 @@ TEST_CASE("An access outside of a shared variable, local memory or the parameter
   for (const auto& access : fixture["accesses"]) {
     const std::string kind = access[0], what = access[1];
     INFO(what);
-    const CaseParameters parameters{a.address(), a.address(), number_of.at(what)};
     if (kind.ends_with('-'))
-      CHECK(ptx::run(kernel("faults"), {1, 1, 1}, {40, 1, 1}, 64, &parameters) == Fault::none);
+      CHECK(run(faults, what, a.address(), 1, 40).fault == Fault::none);
     else if (kind != "global")
       require_fault(faults, what, a.address(), kind.ends_with('!') ? Fault::misaligned_address : Fault::illegal_address,
                     {"thread (3,0,0)", says.at(kind[0])});
@@ -235,8 +233,7 @@ TEST_CASE("Threads that miss a barrier or their warp are named") {
   };
   const auto fine = [](const std::string& what, unsigned threads) {
     INFO(what);
-    const CaseParameters parameters{0, 0, number_of.at(what)};
-    CHECK(ptx::run(kernel("meetings"), {1, 1, 1}, {threads, 1, 1}, 0, &parameters) == Fault::none);
+    CHECK(run(meetings, what, 0, 1, threads).fault == Fault::none);
   };
   stuck("barriers of two numbers", {"threads 0 to 31 wait at here/kernels.cu:77: bar.sync 0",
                                     "threads 32 to 39 wait at here/kernels.cu:100: bar.sync 1"});
@@ -299,12 +296,9 @@ TEST_CASE("Races are found, and nothing else is") {
   for (const char* order : {"forward", "reverse", "3"}) {
     const Environment in_order("PTX_ORDER", order);
     for (const auto& [what, number] : number_of) {
-      if (what.substr(0, 4) != "race" && what.substr(0, 4) != "fine") continue;
-      INFO(what << ", order " << order);
-      const CaseParameters parameters{a.address(), a.address(), number};
-      Fault fault = Fault::none;
-      const std::string text = said([&] { fault = ptx::run(kernel("races"), {1, 1, 1}, {40, 1, 1}, 0, &parameters); });
-      INFO(text);
+      if (!what.starts_with("race") && !what.starts_with("fine")) continue;
+      const auto [fault, text] = run(races, what, a.address(), 1, 40);
+      INFO(what << ", order " << order << ": " << text);
       CHECK(fault == (what[0] == 'r' ? Fault::launch_failure : Fault::none));
       CHECK(has(text, "with no barrier between") == (what[0] == 'r'));
     }

@@ -9,12 +9,11 @@ namespace {
 using namespace ptx_test;
 using ptx::Fault;
 
-constexpr unsigned threads = 64, box_lines = 24, box_bytes = box_lines * 128;
+constexpr unsigned threads = 64, box_lines = 24, box_words = box_lines * 64;
 
 // Thread 0 makes two barriers and asks for a box; all wait for it and put it out, 48 bytes a thread. Then the same with
 // the box below, over the first, once each warp has arrived at the second barrier.
-const std::string body =
-    R"(.shared .align 1024 .b8 buffer[3072];
+const std::string body = R"(.shared .align 1024 .b8 buffer[3072];
 .shared .align 8 .b8 barriers[16];
 ld.param.u64 %rd2, [out];
 ld.param.u32 %r5, [x];
@@ -29,8 +28,7 @@ and.b32 %r2, %r1, 31;
 setp.ne.s32 %p1, %r1, 0;
 setp.ne.s32 %p2, %r2, 0;
 mad.lo.s32 %r12, %r1, 48, %r10;
-mul.wide.u32 %rd5, %r1, 48;
-add.s64 %rd6, %rd2, %rd5;
+mad.wide.u32 %rd6, %r1, 48, %rd2;
 mov.u32 %r20, 0;
 mov.u32 %r21, 1;
 @%p1 bra MADE;
@@ -48,15 +46,13 @@ ASKED:
 FULL:
 mbarrier.try_wait.parity.shared::cta.b64 %p3, [%r11], %r20;
 @!%p3 bra FULL;
-)" +
-    [] {
-      std::string text;
-      for (unsigned at = 0; at < 48; at += 16)
-        text += "ld.shared.v4.u32 {%r30, %r31, %r32, %r33}, [%r12+" + words(at) + "];\nst.global.v4.u32 [%rd6+" +
-                words(at) + "], {%r30, %r31, %r32, %r33};\n";
-      return text;
-    }() +
-    R"(bar.warp.sync -1;
+ld.shared.v4.u32 {%r30, %r31, %r32, %r33}, [%r12];
+st.global.v4.u32 [%rd6], {%r30, %r31, %r32, %r33};
+ld.shared.v4.u32 {%r30, %r31, %r32, %r33}, [%r12+16];
+st.global.v4.u32 [%rd6+16], {%r30, %r31, %r32, %r33};
+ld.shared.v4.u32 {%r30, %r31, %r32, %r33}, [%r12+32];
+st.global.v4.u32 [%rd6+32], {%r30, %r31, %r32, %r33};
+bar.warp.sync -1;
 @%p2 bra GIVEN;
 mbarrier.arrive.shared::cta.b64 _, [%r11+8];
 GIVEN:
@@ -77,54 +73,64 @@ bra AGAIN;
 const std::string parameters =
     "\t.param .align 64 .b8 map[128],\n\t.param .u64 out,\n\t.param .u32 x,\n\t.param .u32 y";
 
-void changed(const std::string& name, const std::string& what, const std::string& by) {
-  if (!has(body, what)) throw std::logic_error(name);
-  entry(name, parameters, replaced(body, what, by));
-}
+const std::string full = "FULL:\nmbarrier.try_wait.parity.shared::cta.b64 %p3, [%r11], %r20;\n@!%p3 bra FULL;\n";
+const std::string inc = "setmaxnreg.inc.sync.aligned.u32 ", dec = "setmaxnreg.dec.sync.aligned.u32 ";
+const std::string write = "mov.u32 %r34, 0;\nst.shared.u32 [%r12], %r34;\n";
+
+// A kernel with one thing changed, and what is said of it; "" where nothing is wrong.
+struct Change {
+  std::string what, by, why;
+  bool races = false;
+  unsigned block = threads;
+  std::string kernel() const { return with("changed#", this - changes); }
+  static const Change changes[];
+};
+const Change Change::changes[] = {
+    {"_, [%r11], 3072", "_, [%r11], 3088", "nobody can go on"},
+    {"_, [%r11], 3072", "_, [%r11], 3056", "more bytes to a barrier than were announced"},
+    {"arrive.expect_tx.shared::cta.b64 _, [%r11], 3072", "arrive.shared::cta.b64 _, [%r11]", "copies are under way"},
+    {full, "ret;\n", "copies are under way"},
+    // A try may be in vain: whoever does not try again reads too early.
+    {"@!%p3 bra FULL;\n", "", "of which all have come in this phase"},
+    {"[%r11], %r20;", "[%r11], %r21;", "of which all have come in this phase"},
+    {"fence.proxy.async.shared::cta;\n", "", "do not see the barrier that thread 0 made: no fence.proxy.async"},
+    {"mbarrier.init.shared::cta.b64 [%r11+8], 2;\n", "", "no barrier was made at this address"},
+    {"[%r10], [%rd4", "[%r10+128], [%rd4", "off a boundary of 1024 bytes"},
+    {"cvta.param.u64 %rd4, %rd3;", "mov.u64 %rd4, %rd2;", "no parameter of the kernel"},
+    {"mov.b64 %rd3, map;", "mov.b64 %rd3, map; add.s64 %rd3, %rd3, 64;", "no parameter of the kernel"},
+    {"cvta.param.u64 %rd4, %rd3;", "cvta.param.u64 %rd4, %rd3; add.s64 %rd4, %rd4, 16;", "on a boundary of 64 bytes"},
+    // Registers that warps hand over.
+    {"// registers\n", dec + "24;\n" + inc + "240;\n", ""},
+    {"// registers\n", dec + "28;\n", "a multiple of 8 from 24 to 256"},
+    {"// registers\n", dec + "16;\n", "a multiple of 8 from 24 to 256"},
+    {"// registers\n", inc + "24;\n", "the warp has 255 registers"},
+    {"// registers\n", inc + "136;\nret;\n", "in all, and there are 65536", false, 512},
+    {"// registers\n", "setp.gt.u32 %p5, %r1, 31;\n@%p5 bra SECOND;\n" + dec + "40;\nSECOND:\n",
+     "not the same number of registers"},
+    // What PTX_RACES=1 sees.
+    {full, "", "a race", true},
+    {"@!%p3 bra FULL;\n", "", "a race", true},
+    {"EMPTY:\nmbarrier.try_wait.parity.shared::cta.b64 %p3, [%r11+8], 0;\n@!%p3 bra EMPTY;\n", "", "a race", true},
+    {"ld.shared.v4.u32 {%r30, %r31, %r32, %r33}, [%r12+32]",
+     "@%p2 bra EARLY; mbarrier.arrive.shared::cta.b64 _, [%r11+8]; EARLY: "
+     "ld.shared.v4.u32 {%r30, %r31, %r32, %r33}, [%r12+32]",
+     "a race", true},
+    {"bar.sync 0;\n", "", "a race", true},
+    {"// registers\n", write + "bar.sync 0;\n", "no fence.proxy.async", true},
+    {"// registers\n", write + "fence.proxy.async.shared::cta;\nbar.sync 0;\n", "", true}};
 
 const bool made = [] {
   entry("boxes", parameters, body);
-  const std::string empty = "EMPTY:\nmbarrier.try_wait.parity.shared::cta.b64 %p3, [%r11+8], 0;\n@!%p3 bra EMPTY;\n";
-  const std::string full = "FULL:\nmbarrier.try_wait.parity.shared::cta.b64 %p3, [%r11], %r20;\n@!%p3 bra FULL;\n";
-  changed("too_many_bytes", "_, [%r11], 3072", "_, [%r11], 3088");
-  changed("too_few_bytes", "_, [%r11], 3072", "_, [%r11], 3056");
-  changed("no_bytes", "arrive.expect_tx.shared::cta.b64 _, [%r11], 3072", "arrive.shared::cta.b64 _, [%r11]");
-  changed("no_full_wait", full, "");
-  changed("a_try_for_a_wait", "@!%p3 bra FULL;\n", "");
-  changed("other_parity", "[%r11], %r20;", "[%r11], %r21;");
-  changed("no_empty_wait", empty, "");
-  changed("given_back_early", "ld.shared.v4.u32 {%r30, %r31, %r32, %r33}, [%r12+32]",
-          "@%p2 bra EARLY; mbarrier.arrive.shared::cta.b64 _, [%r11+8]; EARLY: ld.shared.v4.u32 {%r30, %r31, %r32, "
-          "%r33}, [%r12+32]");
-  changed("no_proxy_fence", "fence.proxy.async.shared::cta;\n", "");
-  changed("no_init", "mbarrier.init.shared::cta.b64 [%r11+8], 2;\n", "");
-  changed("no_block_barrier", "bar.sync 0;\n", "");
-  changed("off_boundary", "[%r10], [%rd4", "[%r10+128], [%rd4");
-  changed("no_parameter", "cvta.param.u64 %rd4, %rd3;", "mov.u64 %rd4, %rd2;");
-  changed("inside_the_map", "cvta.param.u64 %rd4, %rd3;", "cvta.param.u64 %rd4, %rd3; add.s64 %rd4, %rd4, 16;");
-  changed("no_map", "mov.b64 %rd3, map;", "mov.b64 %rd3, map; add.s64 %rd3, %rd3, 64;");
-  changed("written_by_a_thread", "// registers\n", "mov.u32 %r34, 0;\nst.shared.u32 [%r12], %r34;\nbar.sync 0;\n");
-  changed("written_and_fenced", "// registers\n",
-          "mov.u32 %r34, 0;\nst.shared.u32 [%r12], %r34;\nfence.proxy.async.shared::cta;\nbar.sync 0;\n");
-  changed("ends_early", full, "ret;\n");
-  const auto registers = [](const std::string& name, const std::string& what) {
-    changed(name, "// registers\n", what);
-  };
-  const std::string inc = "setmaxnreg.inc.sync.aligned.u32 ", dec = "setmaxnreg.dec.sync.aligned.u32 ";
-  registers("registers", dec + "24;\n" + inc + "240;\n");
-  registers("registers_of_512", inc + "136;\nret;\n");
-  registers("registers_odd", dec + "28;\n");
-  registers("registers_of_too_few", dec + "16;\n");
-  registers("registers_up", inc + "24;\n");
-  registers("registers_of_a_warp", "setp.gt.u32 %p5, %r1, 31;\n@%p5 bra SECOND;\n" + dec + "40;\nSECOND:\n");
+  for (const Change& c : Change::changes) {
+    if (!has(body, c.what)) throw std::logic_error(c.what);
+    entry(c.kernel(), parameters, replaced(body, c.what, c.by));
+  }
   return true;
 }();
 
 constexpr unsigned length = 100, lines = 40, pitch = 104;
 
-struct Run {
-  Fault fault;
-  std::string text;
+struct Run : Ended {
   std::vector<uint16_t> out;
 };
 struct alignas(64) Given {
@@ -134,14 +140,11 @@ struct alignas(64) Given {
 };
 
 Run run(const std::string& name, const Device<uint16_t>& in, uint32_t x, uint32_t y, unsigned block = threads) {
-  const Device<uint16_t> out(2 * box_bytes / 2);
+  const Device<uint16_t> out(2 * box_words);
   Given given{{}, out.address(), x, y};
   ptx::write_tensor_map(given.map, {in.address(), length, lines, 2 * pitch, box_lines});
-  Run r;
-  const ptx::Kernel& k = kernel(name);
-  r.text = said([&] { r.fault = ptx::run(k, {}, {block, 1, 1}, 0, &given); });
-  r.out.assign(out.host(), out.host() + out.n);
-  return r;
+  const Ended ended = ptx_test::run(name, {}, {block, 1, 1}, &given);
+  return {ended, {out.host(), out.host() + out.n}};
 }
 
 std::vector<uint16_t> numbers() {
@@ -152,7 +155,7 @@ std::vector<uint16_t> numbers() {
 
 // The two boxes as they lie in shared memory: line after line, and in a line chunk c at c xor the line's number.
 std::vector<uint16_t> expected(uint32_t x, uint32_t y) {
-  std::vector<uint16_t> all(2 * box_bytes / 2);
+  std::vector<uint16_t> all(2 * box_words);
   for (unsigned l = 0; l < 2 * box_lines; l++)
     for (unsigned e = 0; e < 64; e++) {
       const unsigned in_box = l % box_lines, place = (e / 8 ^ in_box % 8) * 8 + e % 8;
@@ -177,56 +180,24 @@ TEST_CASE("tma: a box lands as wgmma wants it, and is 0 outside of the matrix") 
           REQUIRE(r.out == expected(x, y));
         }
     }
-  REQUIRE(run("registers", in, 0, 0).fault == Fault::none);
 }
 
-TEST_CASE("tma: what is not waited for is not there") {
+TEST_CASE("tma: what is not waited for is not there, and what is refused") {
   const Device<uint16_t> in(numbers());
-  // A try may be in vain: whoever does not try again reads too early.
-  const Run r = run("a_try_for_a_wait", in, 0, 0);
-  REQUIRE(r.fault == Fault::launch_failure);
-  CHECK(has(r.text, "of which all have come in this phase"));
-  const Environment set("PTX_RACES", "1");
-  for (const char* name :
-       {"no_full_wait", "a_try_for_a_wait", "no_empty_wait", "given_back_early", "no_block_barrier"}) {
-    const Run r = run(name, in, 0, 0);
-    INFO(name << ": " << r.text);
-    CHECK(r.fault == Fault::launch_failure);
-    CHECK((has(r.text, "a race") || has(r.text, "no barrier was made")));
+  for (const Change& c : Change::changes) {
+    const Environment set("PTX_RACES", c.races ? "1" : "0");
+    const Run r = run(c.kernel(), in, 0, 0, c.block);
+    INFO(c.what << " => " << c.by << ": " << r.text);
+    CHECK(r.fault == (c.why.empty() ? Fault::none : Fault::launch_failure));
+    CHECK(has(r.text, c.why));
   }
-}
-
-TEST_CASE("tma: what is refused") {
-  const Device<uint16_t> in(numbers());
-  const auto refused = [&](const std::string& name, const std::string& why, unsigned block = threads) {
-    const Run r = run(name, in, 0, 0, block);
-    INFO(name << ": " << r.text);
-    CHECK(r.fault != Fault::none);
-    CHECK(has(r.text, why));
-  };
-  refused("too_many_bytes", "nobody can go on");
-  refused("too_few_bytes", "more bytes to a barrier than were announced");
-  refused("no_bytes", "copies are under way");
-  refused("other_parity", "of which all have come in this phase");
-  refused("no_proxy_fence", "do not see the barrier that thread 0 made: no fence.proxy.async");
-  refused("no_init", "no barrier was made at this address");
-  refused("off_boundary", "off a boundary of 1024 bytes");
-  refused("no_parameter", "no parameter of the kernel");
-  refused("inside_the_map", "on a boundary of 64 bytes");
-  refused("no_map", "no parameter of the kernel");
-  refused("ends_early", "copies are under way");
-  refused("registers_odd", "a multiple of 8 from 24 to 256");
-  refused("registers_of_too_few", "a multiple of 8 from 24 to 256");
-  refused("registers_up", "the warp has 255 registers");
-  refused("registers_of_a_warp", "not the same number of registers");
-  refused("registers_of_512", "in all, and there are 65536", 512);
   {
     const Environment set("PTX_GPU", "89");
-    refused("boxes", "compute capability 9.0");
+    const Run r = run("boxes", in, 0, 0);
+    CHECK(r.fault != Fault::none);
+    CHECK(has(r.text, "compute capability 9.0"));
   }
   const Environment set("PTX_RACES", "1");
-  refused("written_by_a_thread", "no fence.proxy.async");
-  CHECK(run("written_and_fenced", in, 0, 0).fault == Fault::none);
   const Device<uint16_t> small(lines * pitch / 2);
   const Run r = run("boxes", small, 0, 0);
   CHECK(r.fault == Fault::illegal_address);

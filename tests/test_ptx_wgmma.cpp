@@ -15,19 +15,12 @@ using ptx::Fault;
 constexpr unsigned threads = 128, rows = 64, columns = 256, depth = 64, sums = 128;
 constexpr unsigned a_bytes = rows * depth * 2, bytes = a_bytes + columns * depth * 2;
 
-std::string list(unsigned first) {
-  std::string text = "%f" + words(first);
-  for (unsigned i = 1; i < sums; i++) text += ", %f" + words(first + i);
-  return "{" + text + "}";
-}
-
 // A block's shared memory becomes what `in` holds, and its sums what `out` holds; then one product of 16 k.
-const std::string body = [] {
-  std::string text = ".shared .align 1024 .b8 buffer[" + words(bytes) + "];\n" + begin +
-                     R"(ld.param.u64 %rd5, [a];
+const std::string body =
+    with(".shared .align 1024 .b8 buffer[#];\n", bytes) + begin +
+    R"(ld.param.u64 %rd5, [a];
 ld.param.u64 %rd6, [b];
-mul.wide.u32 %rd7, %r1, 16;
-add.s64 %rd8, %rd1, %rd7;
+mad.wide.u32 %rd8, %r1, 16, %rd1;
 mov.u32 %r10, buffer;
 shl.b32 %r11, %r1, 4;
 add.s32 %r12, %r10, %r11;
@@ -35,23 +28,27 @@ shr.u32 %r13, %r10, 4;
 cvt.u64.u32 %rd9, %r13;
 add.s64 %rd10, %rd5, %rd9;
 add.s64 %rd11, %rd6, %rd9;
-mul.wide.u32 %rd12, %r1, 512;
-add.s64 %rd13, %rd2, %rd12;
-)";
-  for (unsigned at = 0; at < bytes; at += 16 * threads)
-    text += "ld.global.v4.u32 {%r20, %r21, %r22, %r23}, [%rd8+" + words(at) + "];\nst.shared.v4.u32 [%r12+" +
-            words(at) + "], {%r20, %r21, %r22, %r23};\n";
-  for (unsigned i = 0; i < sums; i++) text += "ld.global.f32 %f" + words(1 + i) + ", [%rd13+" + words(4 * i) + "];\n";
-  text += R"(setp.ne.u32 %p1, 1, 0;
+mad.wide.u32 %rd13, %r1, 512, %rd2;
+)" +
+    each(0, bytes, 16 * threads,
+         [](unsigned at) {
+           return with(
+               "ld.global.v4.u32 {%r20, %r21, %r22, %r23}, [%rd8+#];\n"
+               "st.shared.v4.u32 [%r12+#], {%r20, %r21, %r22, %r23};\n",
+               at, at);
+         }) +
+    each(0, sums, 1, [](unsigned i) { return with("ld.global.f32 %f#, [%rd13+#];\n", 1 + i, 4 * i); }) +
+    R"(setp.ne.u32 %p1, 1, 0;
 fence.proxy.async.shared::cta;
 bar.sync 0;
 wgmma.fence.sync.aligned;
-)" + std::string("wgmma.mma_async.sync.aligned.m64n256k16.f32.bf16.bf16 ") +
-          list(1) + ", %rd10, %rd11, %p1, 1, 1, ALONG;\nwgmma.commit_group.sync.aligned;\n// under way\n" +
-          "wgmma.wait_group.sync.aligned 0;\n";
-  for (unsigned i = 0; i < sums; i++) text += "st.global.f32 [%rd13+" + words(4 * i) + "], %f" + words(1 + i) + ";\n";
-  return text;
-}();
+wgmma.mma_async.sync.aligned.m64n256k16.f32.bf16.bf16 {%f1)" +
+    each(2, sums + 1, 1, [](unsigned i) { return with(", %f#", i); }) +
+    R"(}, %rd10, %rd11, %p1, 1, 1, ALONG;
+wgmma.commit_group.sync.aligned;
+// under way
+wgmma.wait_group.sync.aligned 0;
+)" + each(0, sums, 1, [](unsigned i) { return with("st.global.f32 [%rd13+#], %f#;\n", 4 * i, 1 + i); });
 
 const std::string parameters = two_pointers + ",\n\t.param .u64 a,\n\t.param .u64 b";
 
@@ -73,13 +70,10 @@ const bool made = [] {
   changed("written_too_early", "// under way\n", "mov.u32 %r30, 0;\nst.shared.u32 [%r12], %r30;\n");
   changed("no_sums_before", "setp.ne.u32 %p1, 1, 0;", "setp.ne.u32 %p1, 0, 0;");
   // nvcc moves sums that are under way from register to register.
-  std::string moves, back;
-  for (unsigned i = 1; i <= sums; i++) {
-    moves += "mov.f32 %f" + words(300 + i) + ", %f" + words(i) + ";\nmov.f32 %f" + words(i) + ", 0f00000000;\n";
-    back += "mov.f32 %f" + words(i) + ", %f" + words(300 + i) + ";\n";
-  }
   const std::string wait = "wgmma.wait_group.sync.aligned 0;\n";
-  changed("moved", wait, moves + wait + back);
+  const auto moves = [](unsigned i) { return with("mov.f32 %f#, %f#;\nmov.f32 %f#, 0f00000000;\n", 300 + i, i, i); };
+  const auto back = [](unsigned i) { return with("mov.f32 %f#, %f#;\n", i, 300 + i); };
+  changed("moved", wait, each(1, sums + 1, 1, moves) + wait + each(1, sums + 1, 1, back));
   return true;
 }();
 
@@ -91,12 +85,13 @@ struct Tiles {
 
   Tiles(bool a_along, bool b_along) : C(threads * sums), a_along(a_along), b_along(b_along), image(bytes / 2) {
     std::mt19937 any(7);
-    const auto number = [&] { return std::ldexp(float(int(any() % 511) - 255), int(any() % 9) - 8); };
-    for (auto& row : A)
-      for (bf16& x : row) x = bf16(number());
-    for (auto& row : B)
-      for (bf16& x : row) x = bf16(number());
-    for (float& x : C) x = number();
+    const auto fill = [&](auto& numbers) {
+      for (auto& x : numbers)
+        x = std::decay_t<decltype(x)>(std::ldexp(float(int(any() % 511) - 255), int(any() % 9) - 8));
+    };
+    for (auto& row : A) fill(row);
+    for (auto& row : B) fill(row);
+    fill(C);
     for (unsigned k = 0; k < depth; k++) {
       for (unsigned m = 0; m < rows; m++) image[place(0, m, k, a_along)] = A[m][k].bits;
       for (unsigned n = 0; n < columns; n++) image[place(a_bytes, n, k, b_along)] = B[n][k].bits;
@@ -119,9 +114,7 @@ uint64_t descriptor(unsigned start, uint64_t leading, uint64_t stride) {
   return start / 16 | leading / 16 << 16 | stride / 16 << 32 | uint64_t{1} << 62;
 }
 
-struct Run {
-  Fault fault;
-  std::string text;
+struct Run : Ended {
   std::vector<float> out;
 };
 Run run(const std::string& name, const Tiles& tiles, uint64_t a, uint64_t b) {
@@ -131,11 +124,8 @@ Run run(const std::string& name, const Tiles& tiles, uint64_t a, uint64_t b) {
     Word in, out;
     uint64_t a, b;
   } given{in.address(), out.address(), a, b};
-  Run r;
-  const ptx::Kernel& k = kernel(name);
-  r.text = said([&] { r.fault = ptx::run(k, {}, {threads, 1, 1}, 0, &given); });
-  r.out.assign(out.host(), out.host() + threads * sums);
-  return r;
+  const Ended ended = ptx_test::run(name, {}, {threads, 1, 1}, &given);
+  return {ended, {out.host(), out.host() + threads * sums}};
 }
 uint64_t along_k(unsigned begin, unsigned k) {
   return descriptor(begin + 2 * k, 0, 1024);
