@@ -294,8 +294,11 @@ void bit_operations() {
     return d;
   });
   // 31 - the place of the highest 1
-  add("32", "bfind.shiftamt.u32 $, %r1", 'r',
-      [](Word a, Word, Word) { return uint32_t(a) ? Word(std::countl_zero(uint32_t(a))) : Word(0xffffffff); });
+  add("32", "bfind.shiftamt.u32 $, %r1", 'r', [](Word a, Word, Word) {
+    for (int i = 31; i >= 0; i--)
+      if (a >> i & 1) return Word(31 - i);
+    return Word(0xffffffff);
+  });
   add("32", "prmt.b32 $, %r1, %r2, %r3", 'r', [](Word a, Word b, Word c) {
     const Word all = b << 32 | uint32_t(a);
     Word d = 0;

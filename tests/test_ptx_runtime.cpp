@@ -42,33 +42,23 @@ int capability = 90;
 ptx::Fault next_fault = ptx::Fault::none;
 int launches = 0;
 
-// add(int* at, int value): *at += value
+// Each is add(int* at, int value): *at += value. One is registered, but there is no PTX of it.
+char add_stub, static_stub, bounded_stub, unknown_stub, unregistered_stub;
 const std::map<std::string, ptx::Kernel> kernels = [] {
   std::map<std::string, ptx::Kernel> all;
-  const auto add = [&](const char* name, size_t static_shared, unsigned most_threads) {
-    ptx::Kernel& kernel = all[name];
-    kernel.name = name;
-    kernel.parameters = {{0, 8}, {8, 4}};
-    kernel.parameter_bytes = 16;
-    kernel.static_shared = static_shared;
-    kernel.local_bytes = 24;
-    kernel.most_threads = most_threads;
-  };
-  add("add", 0, 1024);
-  add("static", 8 << 10, 1024);
-  add("bounded", 0, 128);
-  return all;
-}();
-char add_stub, static_stub, bounded_stub, unknown_stub, unregistered_stub;
-const bool registered = [] {
-  const auto add = [](const char& stub, const char* name) {
+  const struct {
+    const char &stub, *name;
+    size_t static_shared;
+    unsigned most_threads;
+  } registered[] = {{add_stub, "add", 0, 1024},
+                    {static_stub, "static", 8 << 10, 1024},
+                    {bounded_stub, "bounded", 0, 128},
+                    {unknown_stub, "unknown", 0, 0}};
+  for (const auto& [stub, name, static_shared, most_threads] : registered) {
     __cudaRegisterFunction(nullptr, &stub, nullptr, name, -1, nullptr, nullptr, nullptr, nullptr, nullptr);
-  };
-  add(add_stub, "add");
-  add(static_stub, "static");
-  add(bounded_stub, "bounded");
-  add(unknown_stub, "unknown");
-  return true;
+    if (most_threads) all[name] = {name, {{0, 8}, {8, 4}}, {}, 16, static_shared, 24, most_threads, nullptr, ""};
+  }
+  return all;
 }();
 
 }  // namespace
@@ -186,14 +176,13 @@ cudaError_t begin(cudaStream_t stream, cudaStreamCaptureMode mode = cudaStreamCa
   return cudaStreamBeginCapture(stream, mode);
 }
 
-// What a program that does this ends with, and what it says on stderr. 99 where a check of its own fails.
-struct Ending {
-  int status;
-  std::string said;
-};
+// A program that does this ends with this status, or by this signal, and says this on stderr. A check of its own that
+// fails ends it with 99; HERE is one that each of these calls answers so.
 #define CHECK_HERE(condition) \
   if (!(condition)) fprintf(stderr, "line %d: %s\n", __LINE__, #condition), _exit(99)
-Ending program(const std::function<void()>& body) {
+#define HERE(code, ...) \
+  for (const auto said : {__VA_ARGS__}) CHECK_HERE(said == code)
+std::string ends(int status, const std::string& text, const std::function<void()>& body) {
   int ends[2];
   REQUIRE(pipe(ends) == 0);
   fflush(nullptr);
@@ -206,14 +195,16 @@ Ending program(const std::function<void()>& body) {
     exit(0);
   }
   close(ends[1]);
-  Ending ending{};
-  char text[4096];
-  for (ssize_t n; (n = read(ends[0], text, sizeof text)) > 0;) ending.said.append(text, size_t(n));
+  std::string said;
+  char some[4096];
+  for (ssize_t n; (n = read(ends[0], some, sizeof some)) > 0;) said.append(some, size_t(n));
   close(ends[0]);
-  int status;
-  REQUIRE(waitpid(child, &status, 0) == child);
-  ending.status = WIFEXITED(status) ? WEXITSTATUS(status) : -WTERMSIG(status);
-  return ending;
+  int ended;
+  REQUIRE(waitpid(child, &ended, 0) == child);
+  INFO(said);
+  REQUIRE((WIFEXITED(ended) ? WEXITSTATUS(ended) : -WTERMSIG(ended)) == status);
+  REQUIRE(says(said, {text}));
+  return said;
 }
 // A stream that a capture has begun in; a graph of what body() gives it, ready to be launched.
 cudaStream_t capturing() {
@@ -339,21 +330,17 @@ TEST_CASE("ptx: blocking copies wait for what CUDA says, and no more", "[ptx]") 
   const Pinned pinned;
   int pageable = 3;
   OK(set(y, 1, stream), cudaMemcpy(x, &pageable, 4, cudaMemcpyHostToDevice));
-  REQUIRE(y.peek() == ones);   // behind a wait for the stream
-  REQUIRE(x.peek() == fresh);  // the host goes on as soon as its memory is read
+  REQUIRE(seen(y, x) == Ints{ones, fresh});  // behind a wait for the stream; the host's memory has been read, no more
   pageable = 4;
   OK(cudaMemcpy(&pageable, x, 4, cudaMemcpyDefault));
   REQUIRE(pageable == 3);
   *pinned = 9;
   OK(cudaMemcpy(x, pinned, 4, cudaMemcpyHostToDevice));
   REQUIRE(x.peek() == 9);
-  OK(cudaMemcpy(y, x, 4, cudaMemcpyDeviceToDevice));
-  REQUIRE(y.peek() == ones);
-  OK(cudaMemset(x, 2, 4));
-  REQUIRE(x.peek() == 9);
+  OK(cudaMemcpy(y, x, 4, cudaMemcpyDeviceToDevice), cudaMemset(x, 2, 4));
+  REQUIRE(seen(y, x) == Ints{ones, 9});
   OK(cudaMemcpy(pinned, y, 4, cudaMemcpyDeviceToHost));
-  REQUIRE(*pinned == 9);
-  REQUIRE(x.peek() == twos);  // which stood before that
+  REQUIRE(seen(*pinned, x) == Ints{9, twos});  // the memset stood before that
 }
 
 TEST_CASE("ptx: memory is given back when all work is done", "[ptx]") {
@@ -414,19 +401,18 @@ TEST_CASE("ptx: rows are copied, and pitches held to their bounds", "[ptx]") {
      cudaMemcpy2DAsync(y, 8, x + 1, 12, 8, 2, cudaMemcpyDeviceToDevice, stream));
   int host[4] = {}, rows[4] = {};
   OK(cudaMemcpy(host, y, 16, cudaMemcpyDeviceToHost));
-  REQUIRE(std::vector<int>(host, host + 4) == std::vector<int>{1, 2, 4, 5});
-  OK(cudaMemcpy2DAsync(y, 4, host, 8, 4, 2, cudaMemcpyHostToDevice, stream));  // staged row by row
-  OK(cudaMemcpy2DAsync(rows, 8, y, 4, 4, 2, cudaMemcpyDeviceToHost, stream));
-  REQUIRE(std::vector<int>(rows, rows + 4) == std::vector<int>{1, 0, 4, 0});
+  REQUIRE(Ints(host, host + 4) == Ints{1, 2, 4, 5});
+  OK(cudaMemcpy2DAsync(y, 4, host, 8, 4, 2, cudaMemcpyHostToDevice, stream),  // staged row by row
+     cudaMemcpy2DAsync(rows, 8, y, 4, 4, 2, cudaMemcpyDeviceToHost, stream));
+  REQUIRE(Ints(rows, rows + 4) == Ints{1, 0, 4, 0});
   const auto rows_of = [&](size_t to_pitch, size_t from_pitch, size_t width, size_t height) {
     return cudaMemcpy2DAsync(y, to_pitch, x, from_pitch, width, height, cudaMemcpyDeviceToDevice, stream);
   };
   REFUSED(cudaErrorInvalidPitchValue, rows_of(8, 0, 8, 2), rows_of(7, 8, 8, 2), rows_of(8, 7, 8, 1),
           rows_of(size_t{1} << 31, 8, 8, 1), rows_of(8, size_t{1} << 31, 8, 1));
   OK(rows_of(0x7fffffff, 0x7fffffff, 8, 1), rows_of(0, 0, 0, 2), rows_of(0, 0, 8, 0), rows_of(8, 8, 8, 0));
-  REFUSED(cudaErrorInvalidValue, rows_of(8, 12, 8, 3));  // the target ends before that
-  REFUSED(cudaErrorInvalidValue, rows_of(12, 12, 8, 2));
-  REFUSED(cudaErrorInvalidValue, rows_of(8, 8, 8, SIZE_MAX));  // of memory there is not so much
+  // The target ends before that, twice; of memory there is not so much.
+  REFUSED(cudaErrorInvalidValue, rows_of(8, 12, 8, 3), rows_of(12, 12, 8, 2), rows_of(8, 8, 8, SIZE_MAX));
 }
 
 // ---- pinned memory
@@ -434,11 +420,9 @@ TEST_CASE("ptx: rows are copied, and pitches held to their bounds", "[ptx]") {
 TEST_CASE("ptx: pinned memory is NaN at first, and gone for good at last", "[ptx]") {
   float* p;
   OK(cudaMallocHost(reinterpret_cast<void**>(&p), 8));
-  REQUIRE(std::isnan(p[0]));
-  REQUIRE(std::isnan(p[1]));
-  OK(cudaFreeHost(nullptr));
+  REQUIRE((std::isnan(p[0]) && std::isnan(p[1])));
   REFUSED(cudaErrorInvalidValue, cudaFreeHost(p + 1));
-  OK(cudaFreeHost(p));
+  OK(cudaFreeHost(nullptr), cudaFreeHost(p));
   REFUSED(cudaErrorInvalidValue, cudaFreeHost(p));
   for (int i = 0; i < 10; i++) {
     void* next;
@@ -446,7 +430,7 @@ TEST_CASE("ptx: pinned memory is NaN at first, and gone for good at last", "[ptx
     REQUIRE(next != p);
     OK(cudaFreeHost(next));
   }
-  REQUIRE(program([&] { *p = 1; }).status == -SIGSEGV);
+  ends(-SIGSEGV, "", [&] { *p = 1; });
   void* q;
   REFUSED(cudaErrorMemoryAllocation, cudaMallocHost(&q, size_t{1} << 60));
   REFUSED(cudaErrorInvalidValue, cudaHostAlloc(&q, 8, cudaHostAllocMapped),
@@ -465,28 +449,23 @@ TEST_CASE("ptx: pinned memory may go while a copy uses other", "[ptx]") {
 
 TEST_CASE("ptx: pinned memory that a copy is still to use is not given back, and the program does not end well",
           "[ptx]") {
-  for (const bool to_device : {true, false}) {
-    const Ending ending = program([&] {
-      const Stream stream;
-      const Device x(4);
-      Pinned pinned(4);
-      const auto start = [&] {
-        if (to_device)
-          cudaMemcpyAsync(x, pinned + 2, 4, cudaMemcpyHostToDevice, stream);
-        else
-          cudaMemcpyAsync(pinned + 2, x, 4, cudaMemcpyDeviceToHost, stream);
-      };
-      start();
-      CHECK_HERE(cudaFreeHost(pinned) == cudaErrorInvalidValue);
-      CHECK_HERE(cudaStreamSynchronize(stream) == cudaSuccess);
-      CHECK_HERE(pinned[2] == fresh);  // it is still there
-      CHECK_HERE(cudaFreeHost(pinned) == cudaSuccess);
-    });
-    INFO(ending.said);
-    REQUIRE(ending.status == 1);
-    REQUIRE(says(ending.said, {to_device ? "cudaMemcpyAsync of 4 bytes from pinned memory to device memory"
-                                         : "cudaMemcpyAsync of 4 bytes from device memory to pinned memory"}));
-  }
+  for (const bool to_device : {true, false})
+    ends(1,
+         std::string("cudaMemcpyAsync of 4 bytes from ") +
+             (to_device ? "pinned memory to device" : "device memory to pinned") + " memory",
+         [&] {
+           const Stream stream;
+           const Device x(4);
+           const Pinned pinned(4);
+           if (to_device)
+             cudaMemcpyAsync(x, pinned + 2, 4, cudaMemcpyHostToDevice, stream);
+           else
+             cudaMemcpyAsync(pinned + 2, x, 4, cudaMemcpyDeviceToHost, stream);
+           HERE(cudaErrorInvalidValue, cudaFreeHost(pinned));
+           HERE(cudaSuccess, cudaStreamSynchronize(stream));
+           CHECK_HERE(pinned[2] == fresh);  // it is still there
+           HERE(cudaSuccess, cudaFreeHost(pinned));
+         });
 }
 
 // ---- launches
@@ -611,32 +590,24 @@ TEST_CASE("ptx: the last error is told once", "[ptx]") {
 TEST_CASE("ptx: a fault is told by the call that waits for it, and by every call from there on", "[ptx]") {
   for (const auto& [fault, code] : {std::pair(ptx::Fault::illegal_address, cudaErrorIllegalAddress),
                                     {ptx::Fault::misaligned_address, cudaErrorMisalignedAddress},
-                                    {ptx::Fault::launch_failure, cudaErrorLaunchFailure}}) {
-    const Ending ending = program([&, fault = fault, code = code] {
+                                    {ptx::Fault::launch_failure, cudaErrorLaunchFailure}})
+    ends(0, "", [&, fault = fault, code = code] {
       const Stream stream;
       const Device x, y;
       Event event;
       Pinned pinned;
       next_fault = fault;
-      for (const cudaError_t answer :
-           {add(x, 1, stream), cudaGetLastError(), set(y, 1, stream), cudaEventRecord(event, stream)})
-        CHECK_HERE(answer == cudaSuccess);
-      CHECK_HERE(cudaEventSynchronize(event) == code);
       int host;
       size_t bytes;
       void* p;
       cudaStream_t made;
-      for (const cudaError_t answer :
-           {cudaGetLastError(), cudaGetLastError(), cudaPeekAtLastError(), cudaStreamSynchronize(stream),
-            cudaDeviceSynchronize(), add(x, 1, stream), set(x, 1, stream),
-            cudaMemcpy(&host, x, 4, cudaMemcpyDeviceToHost), cudaMalloc(&p, 4), cudaFree(x), cudaFreeHost(pinned),
-            cudaMemGetInfo(&bytes, &bytes), cudaStreamCreate(&made)})
-        CHECK_HERE(answer == code);
+      HERE(cudaSuccess, add(x, 1, stream), cudaGetLastError(), set(y, 1, stream), cudaEventRecord(event, stream));
+      HERE(code, cudaEventSynchronize(event), cudaGetLastError(), cudaGetLastError(), cudaPeekAtLastError(),
+           cudaStreamSynchronize(stream), cudaDeviceSynchronize(), add(x, 1, stream), set(x, 1, stream),
+           cudaMemcpy(&host, x, 4, cudaMemcpyDeviceToHost), cudaMalloc(&p, 4), cudaFree(x), cudaFreeHost(pinned),
+           cudaMemGetInfo(&bytes, &bytes), cudaStreamCreate(&made));
       CHECK_HERE(y.peek() == fresh);  // nothing runs any more
     });
-    INFO(ending.said);
-    REQUIRE(ending.status == 0);
-  }
 }
 
 TEST_CASE("ptx: what is gone, or was never made, is refused", "[ptx]") {
@@ -647,10 +618,7 @@ TEST_CASE("ptx: what is gone, or was never made, is refused", "[ptx]") {
   const Stream other;
   OK(cudaStreamCreate(&stream), cudaStreamDestroy(stream), cudaEventCreateWithFlags(&event, cudaEventDisableTiming),
      cudaEventDestroy(event));
-  cudaStream_t next;
-  OK(cudaStreamCreate(&next));
-  REQUIRE(next != stream);
-  OK(cudaStreamDestroy(next));
+  REQUIRE(Stream() != stream);
   int host = 0;
   REFUSED(cudaErrorInvalidResourceHandle, add(x, 1, stream), set(x, 1, stream),
           cudaMemcpyAsync(x, &host, 4, cudaMemcpyHostToDevice, stream),
@@ -859,12 +827,6 @@ TEST_CASE("ptx: other streams join a capture by its events, and must be back at 
 }
 
 TEST_CASE("ptx: a program that leaves a capture open, or destroys what is at work, does not end well", "[ptx]") {
-  const auto ends = [](int status, const char* said, const std::function<void()>& body) {
-    const Ending ending = program(body);
-    INFO(ending.said);
-    REQUIRE(ending.status == status);
-    REQUIRE(says(ending.said, {said}));
-  };
   ends(1, "nobody ended the capture of stream", [] { capturing(); });
   ends(3, "nobody ended", [] {
     capturing();
@@ -873,16 +835,16 @@ TEST_CASE("ptx: a program that leaves a capture open, or destroys what is at wor
   ends(1, "cudaStreamDestroy: stream", [] {
     const cudaStream_t stream = capturing();
     cudaGraph_t graph;
-    CHECK_HERE(cudaStreamDestroy(stream) == cudaErrorStreamCaptureUnsupported);
-    CHECK_HERE(cudaStreamEndCapture(stream, &graph) == cudaErrorStreamCaptureInvalidated);
+    HERE(cudaErrorStreamCaptureUnsupported, cudaStreamDestroy(stream));
+    HERE(cudaErrorStreamCaptureInvalidated, cudaStreamEndCapture(stream, &graph));
   });
   ends(1, "is destroyed while it runs", [] {
     const Stream stream;
     const Device x;
     const Graph adds(stream, [&] { add(x, 1, stream); });
     cudaGraphLaunch(adds.exec, stream);
-    CHECK_HERE(cudaGraphDestroy(adds.at) == cudaSuccess);
-    CHECK_HERE(cudaGraphExecDestroy(adds.exec) == cudaErrorInvalidValue);
+    HERE(cudaSuccess, cudaGraphDestroy(adds.at));
+    HERE(cudaErrorInvalidValue, cudaGraphExecDestroy(adds.exec));
   });
   ends(1, "the program ends, but nobody waited for cudaMemsetAsync of 4 bytes", [] {
     void* at;
@@ -897,9 +859,8 @@ TEST_CASE("ptx: a program that leaves a capture open, or destroys what is at wor
     void* pinned;
     cudaMallocHost(&pinned, 4);
     const Graph copies(stream, [&] { cudaMemcpyAsync(x, pinned, 4, cudaMemcpyHostToDevice, stream); });
-    CHECK_HERE(cudaFreeHost(pinned) == cudaSuccess);
-    CHECK_HERE(cudaGraphLaunch(copies.exec, stream) == cudaSuccess);
-    CHECK_HERE(cudaStreamSynchronize(stream) == cudaErrorIllegalAddress);
+    HERE(cudaSuccess, cudaFreeHost(pinned), cudaGraphLaunch(copies.exec, stream));
+    HERE(cudaErrorIllegalAddress, cudaStreamSynchronize(stream));
   });
 }
 
@@ -936,7 +897,7 @@ TEST_CASE("ptx: the device says what it is", "[ptx]") {
 }
 
 TEST_CASE("ptx: cuBLASLt has no algorithm", "[ptx]") {
-  const auto ends = [](cublasStatus_t status, std::initializer_list<cublasStatus_t> answers) {
+  const auto all = [](cublasStatus_t status, std::initializer_list<cublasStatus_t> answers) {
     for (const cublasStatus_t answer : answers) REQUIRE(answer == status);
   };
   cublasLtHandle_t handle;
@@ -950,16 +911,15 @@ TEST_CASE("ptx: cuBLASLt has no algorithm", "[ptx]") {
   const auto preferred = [&](cublasLtMatmulPreferenceAttributes_t which, size_t bytes) {
     return cublasLtMatmulPreferenceSetAttribute(preference, which, &wide, bytes);
   };
-  ends(CUBLAS_STATUS_SUCCESS,
-       {cublasLtCreate(&handle), cublasLtMatmulDescCreate(&product, CUBLAS_COMPUTE_32F, CUDA_R_32F),
-        cublasLtMatrixLayoutCreate(&matrix, CUDA_R_32F, 4, 5, 4), cublasLtMatmulPreferenceCreate(&preference),
-        attribute(4), preferred(CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES, 8)});
-  ends(CUBLAS_STATUS_INVALID_VALUE, {cublasLtMatrixLayoutCreate(&bad, CUDA_R_32F, 4, 5, 3), attribute(8)});
-  const Ending unknown =
-      program([&] { CHECK_HERE(preferred(CUBLASLT_MATMUL_PREF_MAX_WAVES_COUNT, 4) == CUBLAS_STATUS_NOT_SUPPORTED); });
-  REQUIRE(unknown.status == 0);
-  REQUIRE(unknown.said == "ptx: cublasLtMatmulPreferenceSetAttribute: attribute " +
-                              std::to_string(CUBLASLT_MATMUL_PREF_MAX_WAVES_COUNT) + " is not known here\n");
+  all(CUBLAS_STATUS_SUCCESS,
+      {cublasLtCreate(&handle), cublasLtMatmulDescCreate(&product, CUBLAS_COMPUTE_32F, CUDA_R_32F),
+       cublasLtMatrixLayoutCreate(&matrix, CUDA_R_32F, 4, 5, 4), cublasLtMatmulPreferenceCreate(&preference),
+       attribute(4), preferred(CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES, 8)});
+  all(CUBLAS_STATUS_INVALID_VALUE, {cublasLtMatrixLayoutCreate(&bad, CUDA_R_32F, 4, 5, 3), attribute(8)});
+  const std::string said =
+      ends(0, "", [&] { HERE(CUBLAS_STATUS_NOT_SUPPORTED, preferred(CUBLASLT_MATMUL_PREF_MAX_WAVES_COUNT, 4)); });
+  REQUIRE(said == "ptx: cublasLtMatmulPreferenceSetAttribute: attribute " +
+                      std::to_string(CUBLASLT_MATMUL_PREF_MAX_WAVES_COUNT) + " is not known here\n");
   cublasLtMatmulHeuristicResult_t best;
   int found = 7;
   const auto ask = [&] {
@@ -969,9 +929,9 @@ TEST_CASE("ptx: cuBLASLt has no algorithm", "[ptx]") {
   REQUIRE(ask() == CUBLAS_STATUS_NOT_SUPPORTED);
   REQUIRE(found == 0);
   REQUIRE(cublasLtMatmulPreferenceDestroy(preference) == CUBLAS_STATUS_SUCCESS);
-  ends(CUBLAS_STATUS_INVALID_VALUE, {cublasLtMatmulPreferenceDestroy(preference), ask()});
-  ends(CUBLAS_STATUS_SUCCESS,
-       {cublasLtMatrixLayoutDestroy(matrix), cublasLtMatmulDescDestroy(product), cublasLtDestroy(handle)});
+  all(CUBLAS_STATUS_INVALID_VALUE, {cublasLtMatmulPreferenceDestroy(preference), ask()});
+  all(CUBLAS_STATUS_SUCCESS,
+      {cublasLtMatrixLayoutDestroy(matrix), cublasLtMatmulDescDestroy(product), cublasLtDestroy(handle)});
   REQUIRE(ask() == CUBLAS_STATUS_NOT_INITIALIZED);
   REQUIRE(cublasLtGetStatusString(CUBLAS_STATUS_NOT_SUPPORTED) ==
           std::string("the requested functionality is not supported"));
