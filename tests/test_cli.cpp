@@ -216,7 +216,6 @@ TEST_CASE("cli: --match-params says what it chose, and a model that cannot be is
                {"--ffn-hidden=", "than the"}));
   for (const auto& [flags, named] :
        {std::pair("--params=100 --describe", "100 parameters"),
-        {"--params=900000 --ffn-hidden=100", "--ffn-hidden"},
         {"--match-params=--no-such-flag --describe", "--no-such-flag"},
         {"--data=bigram-backcopy --hidden=100000 --ffn-hidden=300000 --layers=100", "out of memory"},
         {"--preset=gpt5", "--preset=gpt5"}})
@@ -728,27 +727,6 @@ TEST_CASE("cli: a run with a decay of its own can be made longer, one with a cos
   f.refused(wsd + "--resume --out=cosine", "was made with --schedule=cosine");
   f.refused(small("--schedule=wsd --resume --steps=30 --lr=0.001 --out=a"),
             "keep the rates of the steps that are done");
-}
-
-TEST_CASE("cli: --resume asks what the data is, not where it lies", "[cli]") {
-  const Cli f;
-  std::string text;
-  for (int i = 0; i < 1000; i++) text += "the same sentence again, ";
-  for (const char* copy : {"first.txt", "elsewhere/copy.txt"}) f.write(copy, text);
-  text[100] = 'y';
-  f.write("other.txt", text);
-  const std::string run = tiny("--resume --out=run --data="), other_data = "was made with other data than ";
-  f.trained(run + "first.txt");
-  REQUIRE(contains(f.trained(run + "elsewhere/copy.txt"), "resume: step 2"));
-  f.refused(run + "other.txt", other_data + "--data=other.txt holds");
-  f.refused(run + "first.txt --val-fraction=0.2", other_data);
-  ended(f.train(run + "first.txt --val-data=first.txt"), 1);
-
-  // Validation data of its own has a hash of its own.
-  const std::string validated = run + "first.txt --out=own --val-data=";
-  f.trained(validated + "first.txt");
-  f.trained(validated + "elsewhere/copy.txt");
-  f.refused(validated + "other.txt", other_data + "--val-data=");
 }
 
 TEST_CASE("cli: a full disk loses no checkpoint", "[cli]") {

@@ -28,11 +28,8 @@ std::string wide_shard_bytes(const std::vector<uint32_t>& tokens, int32_t vocab 
 
 // Refuses what is no whole shard.
 void parse_shard(const std::string& bytes) {
-  const auto read = [&](void* dst, size_t n, size_t offset) {
-    REQUIRE((offset <= bytes.size() && n <= bytes.size() - offset));
-    std::memcpy(dst, bytes.data() + offset, n);
-  };
-  const Shard shard(bytes.size(), read, "x.bin");
+  const Folder folder;
+  ShardCorpus({folder.write("x.bin", bytes)}, 0);
 }
 
 std::string all_text(const TokenStream& stream) {

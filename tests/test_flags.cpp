@@ -200,14 +200,33 @@ TEST_CASE("flags: docs/flags.md is the table's", "[readme]") {
   REQUIRE(contents("docs/flags.md") == flag_map_markdown());
 }
 
+static RunMetadata remembered(const std::string& line) {
+  Config c = config_of_flags("--data=bigram-backcopy " + line);
+  return run_metadata(c, open_data(c.data));
+}
+static std::string difference(const RunMetadata& then, const RunMetadata& now) {
+  return refusal([&] { require_same_run("x", then, now); });
+}
+
+TEST_CASE("resume: what the data is counts, not where it lies", "[flags]") {
+  const Folder f;
+  std::string text;
+  for (int i = 0; i < 1000; i++) text += "the same sentence again, ";
+  const std::string first = f.write("first.txt", text), copy = f.write("elsewhere/copy.txt", text);
+  text[100] = 'y';
+  const std::string other = f.write("other.txt", text), other_data = "was made with other data than --";
+  for (const std::string data : {"", "val-"}) {
+    const std::string flag = "--data=" + first + " --" + data + "data=";
+    const RunMetadata then = remembered(flag + first);
+    REQUIRE(difference(then, remembered(flag + copy)) == "");
+    REQUIRE(contains(difference(then, remembered(flag + other)), other_data + data + "data=" + other + " holds"));
+  }
+  const RunMetadata then = remembered("--data=" + first);
+  REQUIRE(contains(difference(then, remembered("--val-fraction=0.2 --data=" + first)), other_data));
+  REQUIRE(difference(then, remembered("--data=" + first + " --val-data=" + first)) != "");
+}
+
 TEST_CASE("resume: a checkpoint goes on under the flags that it was made with, by their old names too", "[flags]") {
-  auto remembered = [](const std::string& line) {
-    Config c = config_of_flags("--data=bigram-backcopy " + line);
-    return run_metadata(c, open_data(c.data));
-  };
-  auto difference = [](const RunMetadata& then, const RunMetadata& now) {
-    return refusal([&] { require_same_run("x", then, now); });
-  };
   const RunMetadata plain = remembered("");
   REQUIRE(difference(plain, plain) == "");
   REQUIRE(contains(difference(plain, remembered("--norm=gated")), "--norm=rmsnorm, this run has --norm=gated"));
