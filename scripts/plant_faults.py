@@ -88,21 +88,21 @@ def copy_with_faults(folder, faults):
     planted_files = {f.file for f in faults}
     built = os.path.exists(os.path.join(folder, "build"))
     texts = {file: planted_text(file, [f for f in faults if f.file == file]) for file in planted_files}
-    for path, folders, names in os.walk(ROOT):
-        here = os.path.relpath(path, ROOT)
-        unwanted = {".git", "build"} if built else {".git"}
-        if here == "build":
-            unwanted = {"asan", "race", "avx2", "plain", "debug", "cuda", "fuzz"}
-        folders[:] = [f for f in folders if f not in unwanted]
-        os.makedirs(os.path.join(folder, here), exist_ok=True)
-        for name in names:
-            source, copy = os.path.join(path, name), os.path.join(folder, here, name)
-            if os.path.normpath(os.path.join(here, name)) in planted_files or not os.path.isfile(source):
-                continue
-            if not os.path.exists(copy):
-                shutil.copy2(source, copy)  # with its time, so that what was built from it is not built anew
-            elif not filecmp.cmp(source, copy, shallow=False):
-                shutil.copyfile(source, copy)
+
+    def unwanted(path, names):
+        if os.path.relpath(path, ROOT) == "build":
+            return {"asan", "race", "avx2", "plain", "debug", "cuda", "fuzz"}
+        return {".git", "build"} if built else {".git"}
+
+    def copy(source, target):
+        if os.path.relpath(source, ROOT) in planted_files or not os.path.isfile(source):
+            return
+        if not os.path.exists(target):
+            shutil.copy2(source, target)  # with its time, so that what was built from it is not built anew
+        elif not filecmp.cmp(source, target, shallow=False):
+            shutil.copyfile(source, target)
+    shutil.copytree(ROOT, folder, ignore=unwanted, copy_function=copy, ignore_dangling_symlinks=True,
+                    dirs_exist_ok=True)
     for file, text in {**texts, "planted.h": HEADER}.items():
         path = os.path.join(folder, file)
         if not os.path.exists(path) or read(path) != text:

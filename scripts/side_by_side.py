@@ -82,14 +82,6 @@ def environment(threads):
     return base | {"OMP_NUM_THREADS": str(threads)}
 
 
-def output_of(command, variables=None):
-    """What a program prints, run to its end with these environment variables, or with those of this one."""
-    run = subprocess.run(command, env=variables, capture_output=True, text=True)
-    if run.returncode:
-        refuse(f"{' '.join(command)[:200]}: exit code {run.returncode}\n{run.stderr[-1000:]}")
-    return run.stdout + run.stderr
-
-
 def our_program(flags, tokens, threads, device="cpu", variant=""):
     """./train with `flags`, whose step holds `tokens` tokens."""
     require_train()

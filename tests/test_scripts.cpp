@@ -144,7 +144,7 @@ TEST_CASE("scripts: setup --into keeps the packages, and --from unpacks them wit
 TEST_CASE("scripts: ./train is missed in a line", "[scripts]") {
   WITH_PYTHON(f, "scripts that start ./train");
   f.run("cp -r {repo}/scripts .");
-  for (const char* script : {"sweep.py x --grid=--attn=g1", "compare_generate.py", "tables.py p1-4"})
+  for (const char* script : {"sweep.py x --grid=--attn=g1", "tables.py p1-4"})
     require_refused_at_once(f.run(format("scripts/%s", script)), "train: not found: run make first");
 }
 
