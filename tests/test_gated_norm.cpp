@@ -201,11 +201,8 @@ TEST_CASE("gated_norm: the plain reference is the general one without its additi
   gated_norm_forward_ref<float>(y.data(), r.data(), low.data(), t.x.ref, w.w, w.down, w.up, s.N, s.C, s.rank, s.eps);
   gated_norm_backward_ref<float>(dx.data(), g.w, g.down, g.up, t.dy.ref, t.x.ref, low.data(), r.data(), w.w, w.down,
                                  w.up, s.N, s.C, s.rank);
-  REQUIRE_BITWISE(t.y.values(), y);
-  REQUIRE_BITWISE(t.r.values(), r);
-  REQUIRE_BITWISE(t.low.values(), low);
-  REQUIRE_BITWISE(t.dx.values(), dx);
-  REQUIRE_BITWISE(t.gradients.values(), gradients);
+  require_same({t.y.values(), t.r.values(), t.low.values(), t.dx.values(), t.gradients.values()},
+               {y, r, low, dx, gradients});
 }
 
 TEST_CASE("gated_norm: slices of slices down the columns", "[bitwise]") {

@@ -89,13 +89,6 @@ double float_ulps(float got, double expected) {
   return ulps<double>(got, expected, 24, -149, float_overflow);
 }
 
-uint64_t bits_of(float x) {
-  return float_bits(x);
-}
-uint64_t bits_of(double x) {
-  return host_detail::double_bits(x);
-}
-
 // Two NaNs are the same.
 bool same_bits(float a, float b) {
   return float_bits(a) == float_bits(b) || (std::isnan(a) && std::isnan(b));
@@ -105,7 +98,8 @@ bool same_bits(float a, float b) {
 template <class T>
 uint64_t fingerprint(const std::vector<T>& v) {
   uint64_t h = 0xcbf29ce484222325;
-  for (T x : v) h = (h ^ bits_of(std::isnan(x) ? T(NAN) : x)) * 0x100000001b3;
+  using Bits = std::conditional_t<sizeof(T) == 4, uint32_t, uint64_t>;
+  for (T x : v) h = (h ^ __builtin_bit_cast(Bits, std::isnan(x) ? T(NAN) : x)) * 0x100000001b3;
   return h;
 }
 
@@ -128,6 +122,16 @@ size_t differ_to_40(const std::vector<float>& x) {
   size_t differ = 0;
   for (size_t i = 0; i < x.size(); i++) differ += !(x[i] > 40) && !same_bits(y[i], expected[i]);
   return differ;
+}
+
+// test(x, bits of the first) for all floats, so many at a time.
+template <class Test>
+void at_every_float(Test test) {
+  std::vector<float> x(1 << 16);
+  for (uint64_t first = 0; first < uint64_t(1) << 32; first += x.size()) {
+    for (size_t i = 0; i < x.size(); i++) x[i] = bits_float(uint32_t(first + i));
+    test(x, first);
+  }
 }
 
 bool is_odd(const Function& f) {
@@ -154,18 +158,13 @@ TEST_CASE("math: every function stays within its bound", "[math]") {
 TEST_CASE("math: at every float within the bound; log and tanh never fall", "[.exhaustive]") {
   for (const Function& f : functions) {
     Worst worst;
-    std::vector<float> x(1 << 16);
     float last = -INFINITY;
     size_t falls = 0;
-    for (uint64_t first = 0; first < uint64_t(1) << 32; first += x.size()) {
-      for (size_t i = 0; i < x.size(); i++) x[i] = bits_float(uint32_t(first + i));
+    at_every_float([&](const std::vector<float>& x, uint64_t first) {
       const std::vector<float> y = mapped(f, x);
       measure(f, x, y, worst);
-      for (size_t i = 0; i < x.size() && first + i <= float_bits(INFINITY); i++) {
-        falls += y[i] < last;
-        last = y[i];
-      }
-    }
+      for (size_t i = 0; i < x.size() && first + i <= float_bits(INFINITY); i++) falls += y[i] < last, last = y[i];
+    });
     WARN(f.name << ": at most " << worst.error << " ulp, at " << worst.at << "; falls " << falls << " times");
     CHECK(worst.error <= f.bound);
     if (never_falls(f)) CHECK(falls == 0);
@@ -177,12 +176,8 @@ TEST_CASE("math: exp_to_40 has exact_exp's bits up to 40", "[math]") {
 }
 
 TEST_CASE("math: exp_to_40 has exact_exp's bits at every float up to 40", "[.exhaustive]") {
-  std::vector<float> x(1 << 16);
   size_t differ = 0;
-  for (uint64_t first = 0; first < uint64_t(1) << 32; first += x.size()) {
-    for (size_t i = 0; i < x.size(); i++) x[i] = bits_float(uint32_t(first + i));
-    differ += differ_to_40(x);
-  }
+  at_every_float([&](const std::vector<float>& x, uint64_t) { differ += differ_to_40(x); });
   CHECK(differ == 0);
 }
 

@@ -24,10 +24,17 @@ struct Tile {
   std::vector<float> C, D;  // (16,8)
 };
 
-std::vector<uint32_t> numbers(const std::string& hex, size_t digits) {
-  std::vector<uint32_t> all;
-  for (size_t i = 0; i < hex.size(); i += digits)
-    all.push_back(uint32_t(std::stoul(hex.substr(i, digits), nullptr, 16)));
+bf16 from_bits(uint32_t bits, bf16) {
+  return bf16::from_bits(uint16_t(bits));
+}
+float from_bits(uint32_t bits, float) {
+  return bits_float(bits);
+}
+template <class T>
+std::vector<T> numbers(const std::string& hex) {
+  std::vector<T> all;
+  for (size_t i = 0; i < hex.size(); i += 2 * sizeof(T))
+    all.push_back(from_bits(uint32_t(std::stoul(hex.substr(i, 2 * sizeof(T)), nullptr, 16)), T()));
   return all;
 }
 
@@ -38,16 +45,18 @@ const nlohmann::json& fixture() {
 
 std::vector<Tile> tiles(MmaArithmetic arithmetic) {
   std::vector<Tile> all;
-  for (const auto& t : fixture()[arithmetic == hopper ? "hopper" : "ampere"]) {
-    Tile tile;
-    tile.kind = t["kind"];
-    for (uint32_t x : numbers(t["A"], 4)) tile.A.push_back(bf16::from_bits(uint16_t(x)));
-    for (uint32_t x : numbers(t["B"], 4)) tile.B.push_back(bf16::from_bits(uint16_t(x)));
-    for (uint32_t x : numbers(t["C"], 8)) tile.C.push_back(bits_float(x));
-    for (uint32_t x : numbers(t["D"], 8)) tile.D.push_back(bits_float(x));
-    all.push_back(std::move(tile));
-  }
+  for (const auto& t : fixture()[arithmetic == hopper ? "hopper" : "ampere"])
+    all.push_back(
+        {t["kind"], numbers<bf16>(t["A"]), numbers<bf16>(t["B"]), numbers<float>(t["C"]), numbers<float>(t["D"])});
   return all;
+}
+
+// The columns of a matrix of mma_depth rows, one after another.
+std::vector<bf16> columns_of(const std::vector<bf16>& B) {
+  const size_t n = B.size() / mma_depth;
+  std::vector<bf16> columns(B.size());
+  for (size_t i = 0; i < B.size(); i++) columns[i % n * mma_depth + i / n] = B[i];
+  return columns;
 }
 
 struct Random {
@@ -94,15 +103,15 @@ std::string compare_lanes(Random& random) {
   MmaRow row[rows];
   for (size_t r = 0; r < rows; r++) row[r] = mma_row(&A[r * mma_depth], 1, mma_depth);
   const MmaPanel panel = mma_panel(B.data(), lanes, 1, mma_depth, lanes);
+  const std::vector<bf16> columns = columns_of(B);
   std::vector<float> expected, got;
   vec sum[rows];
   for (size_t r = 0; r < rows; r++)
     for (size_t l = 0; l < lanes; l++) {
-      bf16 column[mma_depth];
-      for (size_t k = 0; k < mma_depth; k++) column[k] = B[k * lanes + l];
+      const bf16 *const row = &A[r * mma_depth], *const column = &columns[l * mma_depth];
       sum[r][l] = bits_float(c.draw(random));
-      if (random() % 4 == 0) sum[r][l] = -mma_ref(0, &A[r * mma_depth], column, arithmetic);
-      expected.push_back(mma_ref(sum[r][l], &A[r * mma_depth], column, arithmetic));
+      if (random() % 4 == 0) sum[r][l] = -mma_ref(0, row, column, arithmetic);
+      expected.push_back(mma_ref(sum[r][l], row, column, arithmetic));
     }
   mma_lanes<arithmetic>(sum, row, panel);
   for (const vec& v : sum)
@@ -192,13 +201,10 @@ TEST_CASE("mma: the definition gives what MMA-Sim computed", "[mma]") {
     size_t outputs = 0;
     for (const Tile& t : tiles(arithmetic)) {
       INFO(t.kind);
+      const std::vector<bf16> columns = columns_of(t.B);
       std::vector<float> got;
-      for (size_t i = 0; i < 16; i++)
-        for (size_t j = 0; j < 8; j++) {
-          bf16 column[mma_depth];
-          for (size_t k = 0; k < mma_depth; k++) column[k] = t.B[k * 8 + j];
-          got.push_back(mma_ref(t.C[i * 8 + j], &t.A[i * mma_depth], column, arithmetic));
-        }
+      for (size_t i = 0; i < t.C.size(); i++)
+        got.push_back(mma_ref(t.C[i], &t.A[i / 8 * mma_depth], &columns[i % 8 * mma_depth], arithmetic));
       outputs += got.size();
       REQUIRE_BITWISE(t.D, got);
     }
@@ -210,10 +216,8 @@ TEST_CASE("mma: the definition gives what GPUs gave", "[mma]") {
   size_t outputs = 0;
   for (const auto& [gpu, measured] : fixture()["measured"].items())
     for (size_t i = 0; i < measured["d"].size(); i++, outputs++) {
-      std::vector<bf16> a, b;
-      for (uint32_t x : numbers(measured["a"][i], 4)) a.push_back(bf16::from_bits(uint16_t(x)));
-      for (uint32_t x : numbers(measured["b"][i], 4)) b.push_back(bf16::from_bits(uint16_t(x)));
-      const float c = bits_float(numbers(measured["c"][i], 8)[0]), d = bits_float(numbers(measured["d"][i], 8)[0]);
+      const auto a = numbers<bf16>(measured["a"][i]), b = numbers<bf16>(measured["b"][i]);
+      const float c = numbers<float>(measured["c"][i])[0], d = numbers<float>(measured["d"][i])[0];
       INFO(gpu << ", output " << i);
       REQUIRE(float_bits(mma_sum_ref(c, a.data(), b.data(), a.size(), a.size() == 8 ? 24 : 25)) == float_bits(d));
     }
@@ -314,10 +318,7 @@ TEST_CASE("mma: ldmatrix, cp.async and the instruction, on random tiles and on t
       random_tiles(ctx, arithmetic);
       for (const Tile& t : tiles(arithmetic)) {
         INFO(t.kind);
-        std::vector<bf16> columns(t.B.size());
-        for (size_t k = 0; k < mma_depth; k++)
-          for (size_t j = 0; j < 8; j++) columns[j * mma_depth + k] = t.B[k * 8 + j];
-        const Buffer<bf16> a(ctx.device, t.A), b(ctx.device, t.B), b_columns(ctx.device, columns);
+        const Buffer<bf16> a(ctx.device, t.A), b(ctx.device, t.B), b_columns(ctx.device, columns_of(t.B));
         const Guarded c(ctx, t.C), d(ctx, t.D.size()), d_columns(ctx, t.D.size());
         float *const by_rows = d, *const by_columns = d_columns, *const added = c;
         launch(one_mma<false>, 1, 32, 0, ctx, by_rows, a.data(), b.data(), added);

@@ -105,10 +105,7 @@ TEST_CASE("reduce: a row in its canonical order", "[bitwise]") {
     REQUIRE(float_bits(row_reduce_cpu<float>(n, [&](float acc, size_t i) { return fused(pa[i], pb[i], acc); })) ==
             float_bits(expected));
     RowSum<float> products, sum;
-    for (size_t i = 0; i < n; i++) {
-      products.fma(a[i], b[i]);
-      sum.add(a[i]);
-    }
+    for (size_t i = 0; i < n; i++) products.fma(a[i], b[i]), sum.add(a[i]);
     REQUIRE(float_bits(products.total()) == float_bits(expected));
     REQUIRE(float_bits(sum.total()) == float_bits(literal_row_dot(a, std::vector<float>(n, 1.0f))));
     REQUIRE(float_bits(sum.total()) ==
@@ -175,12 +172,17 @@ TEST_CASE("reduce: padding does not enter a chain", "[bitwise]") {
 TEST_CASE("reduce: a column in its canonical order", "[bitwise]") {
   // One slice; a last slice of one row; a second level; its last slice of one slice; a third level (> 16384
   // rows) with few columns, since it needs the rows.
-  const struct {
-    size_t rows, cols;
-  } sizes[] = {{1, 1},    {5, 3},     {127, 200}, {128, 65},  {129, 131}, {300, 64},
-               {2049, 7}, {16384, 2}, {16385, 3}, {16640, 1}, {40000, 2}};
-  for (const auto& size : sizes) {
-    const size_t rows = size.rows, cols = size.cols;
+  for (const auto& [rows, cols] : std::vector<std::pair<size_t, size_t>>{{1, 1},
+                                                                         {5, 3},
+                                                                         {127, 200},
+                                                                         {128, 65},
+                                                                         {129, 131},
+                                                                         {300, 64},
+                                                                         {2049, 7},
+                                                                         {16384, 2},
+                                                                         {16385, 3},
+                                                                         {16640, 1},
+                                                                         {40000, 2}}) {
     INFO("rows " << rows << " cols " << cols);
     const auto x = random_values<float>(rows * cols, rows, 3.0f), start = random_values<float>(cols, cols + 5);
     std::vector<float> literal = start, reference = start;
@@ -189,10 +191,7 @@ TEST_CASE("reduce: a column in its canonical order", "[bitwise]") {
       for (size_t row = 0; row < rows; row++) column[row] = x[row * cols + c];
       literal[c] += literal_column_sum(column);
       ColumnSum<float> sum, products;
-      for (float v : column) {
-        sum.add(v);
-        products.fma(v, 1.0f);
-      }
+      for (float v : column) sum.add(v), products.fma(v, 1.0f);
       REQUIRE(float_bits(start[c] + sum.total()) == float_bits(literal[c]));
       REQUIRE(float_bits(products.total()) == float_bits(sum.total()));
     }
@@ -200,7 +199,9 @@ TEST_CASE("reduce: a column in its canonical order", "[bitwise]") {
     REQUIRE_BITWISE(literal, reference);
     Trial t;
     const auto gx = t.in(x), out = t.sum(start, literal);
-    t.on_every_device([&](Context& ctx) { column_reduce_add(+out, rows, cols, AddRows<float>{gx, cols}, ctx); });
+    t.on_every_device([&, rows = rows, cols = cols](Context& ctx) {
+      column_reduce_add(+out, rows, cols, AddRows<float>{gx, cols}, ctx);
+    });
   }
 }
 
@@ -221,10 +222,7 @@ TEST_CASE("reduce: several column sums in one pass are the sums one by one", "[b
     column_reduce_add_cpu(b.ref, rows, cols, Products{x.ref, y.ref, cols});
     column_reduce_add_cpu(c.ref, rows, cols, AddRows<float>{y.ref, cols});
     column_reduce_add_cpu(std::array{a3.data(), b3.data(), c3.data()}, rows, cols, ThreeSums{x.ref, y.ref, cols});
-    REQUIRE_BITWISE(plain, b.values());
-    REQUIRE_BITWISE(a.values(), a3);
-    REQUIRE_BITWISE(b.values(), b3);
-    REQUIRE_BITWISE(c.values(), c3);
+    require_same({plain, a.values(), b.values(), c.values()}, {b.values(), a3, b3, c3});
     t.on_every_device([&, rows = rows, cols = cols](Context& ctx) {
       column_reduce_add(std::array{+a, +b, +c}, rows, cols, ThreeSums{x, y, cols}, ctx);
       if (ctx.device == kernel_device) REQUIRE(ctx.most_scratch_used() == column_reduce_scratch(rows, cols, 3));
