@@ -1,6 +1,6 @@
 // from_matrix: every architecture that --from reads, under every flag that changes a model, alone and in pairs: the
 // model is loaded, every number of the files in one place of it, or it is refused with the name of the flag; and so are
-// runs of ./train. build/release/test_from_matrix [.table] prints what comes of every flag.
+// runs of ./train.
 #include <optional>
 
 #include "core/philox.cuh"
@@ -94,11 +94,6 @@ class Numbered {
     if (!refused.empty()) return {false, refused, fault_of(refused, line)};
     const std::string fault = fault_of(flat, model->weights.list(), line.empty());
     return {true, "", fault.empty() ? unsaid(line) : fault};
-  }
-  // Has it these values by itself?
-  bool has(const std::string& line) const {
-    Config own = config_of_words(source_->flags()), changed = config_with(line);
-    return flags_of(own) == flags_of(changed);
   }
 
  private:
@@ -230,27 +225,6 @@ TEST_CASE("from_matrix: a flag changes a model that is read to one that its weig
   });
   REQUIRE(loaded > 500);
   REQUIRE(refused > 500);
-}
-
-TEST_CASE("from_matrix: what comes of every flag, for each model", "[.table]") {
-  std::vector<std::string> names;
-  std::map<std::string, std::string> rows;
-  for_each_model([&](Numbered& model) {
-    names.push_back(model.name);
-    for (const Change& change : changes())
-      for (const std::string& value : change.values) {
-        const std::string line = change.flag + "=" + value;
-        const Numbered::Seen seen = model.seen(line);
-        const char mark = !seen.fault.empty() ? '!' : !seen.loaded ? '.' : model.has(line) ? '=' : 'x';
-        rows[line] += std::string("  ") + mark;
-      }
-  });
-  printf("=  what the model has by itself   x  is loaded   .  is refused by name   !  neither\n\n");
-  for (size_t i = 0; i < names.size(); i++) printf("%2zu  %s\n", i + 1, names[i].c_str());
-  printf("\n%-40s", "");
-  for (size_t i = 0; i < names.size(); i++) printf(" %2zu", i + 1);
-  for (const auto& [line, row] : rows) printf("\n%-40s%s", line.c_str(), row.c_str());
-  printf("\n");
 }
 
 TEST_CASE("from_matrix: what the flags of an issue once did in silence names them", "[from]") {
