@@ -128,7 +128,7 @@ $(foreach l,$(LETTERS),$(eval UNIT_$l := $(filter-out $(ALONE) $(NO_KERNEL),$(wi
 $(foreach l,$(LETTERS),$(eval UNIT_cpu_$l := $(filter $(NO_KERNEL),$(wildcard kernels/*/[$l]*.c*))))
 KERNEL_UNITS := $(LETTERS:%=cpu_%) $(basename $(notdir $(ALONE))) $(LETTERS)
 # wgmma is an instruction of compute capability 9.0, in code for that alone (90a): other GPUs have no use for this unit.
-HOPPER := $(addprefix units/matmul_wgmma,.o .ptx .ptxas)
+HOPPER := $(foreach u,matmul_wgmma attention_wgmma,$(addprefix units/$u,.o .ptx .ptxas))
 $(HOPPER:%=$(BUILD)/cuda/%): MACHINE_CODE := -gencode arch=compute_90a,code=sm_90a
 $(HOPPER:%=$(BUILD)/rehearsal/%): PTX_ALONE := -gencode arch=compute_90a,code=compute_90a
 # The layers and the host's files launch nothing themselves: g++, which sees CUDA's headers as nvcc's host compiler does, takes a

@@ -113,6 +113,12 @@ inline bf16 half_of(uint32_t pair, size_t which) {
   return bf16::from_bits(uint16_t(pair >> (16 * which)));
 }
 
+// What lane i has of A, where it belongs.
+inline void put_lane(bf16 (*A)[mma_depth], size_t i, const MmaA& a) {
+  for (size_t half = 0; half < 2; half++)
+    for (size_t j = 0; j < 4; j++) A[i / 4 + j % 2 * 8][2 * (i % 4) + half + j / 2 * 8] = half_of(a.x[j], half);
+}
+
 struct MmaRecord {
   MmaC* c;
   MmaA a;
@@ -134,10 +140,9 @@ void mma_of_warp(void* const* records) {
   float C[8][16];
   for (size_t i = 0; i < 32; i++) {
     const size_t g = i / 4, t = i % 4;
-    for (size_t half = 0; half < 2; half++) {
-      for (size_t j = 0; j < 4; j++) A[g + j % 2 * 8][2 * t + half + j / 2 * 8] = half_of(lane[i]->a.x[j], half);
+    put_lane(A, i, lane[i]->a);
+    for (size_t half = 0; half < 2; half++)
       for (size_t j = 0; j < 2; j++) B[g][2 * t + half + j * 8] = half_of(lane[i]->b.x[j], half);
-    }
     for (size_t j = 0; j < 4; j++) C[2 * t + j % 2][g + j / 2 * 8] = lane[i]->c->x[j];
   }
   mma_sixteen_rows<arithmetic>(C, A, B, 8);

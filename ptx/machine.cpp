@@ -787,19 +787,25 @@ void Machine::ldmatrix(Fiber* const* lanes) {
 //   B (16,8)   b0: (2t, g)  b1: (2t+8, g)                                      and the next of the column
 //   C (16,8)   c0, c1: (g, 2t)   c2, c3: (g+8, 2t)                             and the next of the row
 // The sums of products are those of core/mma.h, the model of a tensor core.
+// wgmma has A as it is here where it has it in registers.
+static void put_pair(gated::bf16* to, uint32_t pair) {
+  to[0] = gated::bf16::from_bits(uint16_t(pair)), to[1] = gated::bf16::from_bits(uint16_t(pair >> 16));
+}
+static void put_lane(gated::bf16 (*A)[16], unsigned i, const uint32_t (&a)[4]) {
+  const unsigned g = i / 4, t = 2 * (i % 4);
+  put_pair(&A[g][t], a[0]), put_pair(&A[g + 8][t], a[1]);
+  put_pair(&A[g][t + 8], a[2]), put_pair(&A[g + 8][t + 8], a[3]);
+}
 template <gated::MmaArithmetic arithmetic>
 void Machine::mma(Fiber* const* lanes) {
   using gated::bf16;
   bf16 A[16][16], B[8][16];  // (B by columns)
   float C[8][16];
-  const auto put = [](bf16* to, uint32_t pair) {
-    to[0] = bf16::from_bits(uint16_t(pair)), to[1] = bf16::from_bits(uint16_t(pair >> 16));
-  };
   for (unsigned i = 0; i < warp_size; i++) {
     const Mma& m = *static_cast<const Mma*>(lanes[i]->record);
     const unsigned g = i / 4, t = 2 * (i % 4);
-    put(&A[g][t], m.a[0]), put(&A[g + 8][t], m.a[1]), put(&A[g][t + 8], m.a[2]), put(&A[g + 8][t + 8], m.a[3]);
-    put(&B[g][t], m.b[0]), put(&B[g][t + 8], m.b[1]);
+    put_lane(A, i, m.a);
+    put_pair(&B[g][t], m.b[0]), put_pair(&B[g][t + 8], m.b[1]);
     C[t][g] = m.c[0], C[t + 1][g] = m.c[1], C[t][g + 8] = m.c[2], C[t + 1][g + 8] = m.c[3];
   }
   gated::mma_sixteen_rows<arithmetic>(C, A, B, 8);
@@ -862,13 +868,13 @@ void Machine::load(WgmmaTiles& to, Thread& t, const Fiber::Product& p) {
     if (watched) watch_async(t, address, false, p.line);
     return chunk;
   };
-  gated::wgmma_load(to.A, p.a, p.a_along, t.warp % 4 * 16, 16, at);
+  if (!p.in_registers) gated::wgmma_load(to.A, p.a, p.a_along, t.warp % 4 * 16, 16, at);
   gated::wgmma_load(to.B, p.b, p.b_along, 0, p.columns, at);
 }
 
 void Machine::multiply_async(Thread& t, Wgmma& m, unsigned line) {
   if (!hopper_) refuse(t, "wgmma is for compute capability 9.0", line);
-  for (uint64_t descriptor : {m.a, m.b})
+  for (uint64_t descriptor : {m.in_registers ? m.b : m.a, m.b})
     if (const char* const wrong = gated::wgmma_refuses(descriptor)) refuse(t, wrong, line);
   Fiber& f = fiber_of(t);
   const uint32_t sums = m.columns / 2;
@@ -924,6 +930,7 @@ void Machine::wgmma(Fiber* const* lanes) {
   }
   WgmmaTiles tiles;
   load(tiles, lanes[0]->thread, p);
+  for (unsigned i = 0; i < warp_size && p.in_registers; i++) put_lane(tiles.A, i, product(i).registers);
   float C[256][16];
   const auto for_all = [&](auto f) {
     for (unsigned i = 0; i < warp_size; i++)

@@ -296,6 +296,8 @@ struct Wgmma {
   uint64_t a, b;
   bool add, a_along, b_along;  // do rows of A, columns of B run along the lines?
   uint32_t columns;
+  bool in_registers;  // A: of the warp's 16 rows what this lane has of mma's
+  uint32_t registers[4];
   float sums[128];  // columns / 2 of them
 };
 constexpr uint32_t mark_begin = 0xff800000u, mark_bits = 0x003fffffu;

@@ -279,12 +279,15 @@ def wgmma(k, parts, operands):
     if parts[1] == "wait_group":
         arrive = " ".join(f"{name} = arrived(t, {name});" for name in sorted(x[1:] for x in k.sums))
         return f"t.machine->wait_products(t, {number(operands[0])}, {{line}}); {arrive}"
-    sums, a, b, add, *signs, a_along, b_along = operands
+    in_registers = operands[1].startswith("{")
+    sums, a, b, add, *signs, a_along, b_along = operands[:-1] + ["0"] * in_registers + operands[-1:]
     columns = int(re.search(r"n(\d+)k16", parts[4])[1])
     sums = k.vector(sums, columns // 2)
     if signs != ["1", "1"] or not {a_along, b_along} <= {"0", "1"}:
         raise Unknown
-    given = (f"{k.read(a, 'b64')}, {k.read(b, 'b64')}, {k.read(add, 'pred')}, {a_along}, {b_along}, {columns}, "
+    registers = ", ".join(k.read(x, "b32") for x in k.vector(a, 4)) if in_registers else ""
+    given = (f"{'0' if in_registers else k.read(a, 'b64')}, {k.read(b, 'b64')}, {k.read(add, 'pred')}, {a_along}, "
+             f"{b_along}, {columns}, {str(in_registers).lower()}, {{{{{registers}}}}}, "
              f"{{{{{', '.join(k.read(x, 'f32') for x in sums)}}}}}")
     results = " ".join(k.write(x, f"m.sums[{i}]", "f32") for i, x in enumerate(sums))
     return f"{{{{ Wgmma m{{{{{given}}}}}; t.machine->multiply_async(t, m, {{line}}); {results} }}}}"
@@ -406,8 +409,8 @@ INSTRUCTIONS = {
     "vote": ("sync.ballot.b32", vote),
     "ldmatrix": ("sync.aligned.m8n8.x[124](.trans)?.shared.b16", ldmatrix),
     "mma": ("sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32", mma),
-    "wgmma": ("(fence|commit_group|wait_group).sync.aligned|mma_async.sync.aligned.m64n(192|256)k16.f32.bf16.bf16",
-              wgmma),
+    "wgmma": ("(fence|commit_group|wait_group).sync.aligned|"
+              "mma_async.sync.aligned.m64n(64|128|192|256)k16.f32.bf16.bf16", wgmma),
     "fence": ("proxy.async.shared::cta", fence_proxy),
     "cp": ("async.(cg.shared.global|commit_group|wait_group|wait_all|"
            "bulk.tensor.2d.shared::cluster.global.mbarrier::complete_tx::bytes)", cp),

@@ -136,6 +136,13 @@ TEST_CASE("attention_bf16: the CPU's code and the kernels have the bits of the r
       {{1, 65, 3, 1, 64}, plain, Kind::kv_bias},
       {{1, 65, 1, 1, 128}, plain, Kind::none, MmaArithmetic::ampere},
       {{1, 65, 1, 1, 128}, plain, Kind::none},
+      // whole tiles of 64 tokens: a kernel of its own
+      {{2, 192, 4, 2, 64}, plain, Kind::kv_bias},
+      {{2, 64, 2, 2, 64}, large, Kind::sink},
+      {windowed({1, 448, 1, 1, 64}, 330), plain, Kind::none},
+      {sigmoid(windowed({1, 256, 1, 1, 64}, 70), -2), plain, Kind::none},
+      {{1, 192, 3, 1, 128}, plain, Kind::kv_bias},
+      {windowed({2, 128, 1, 1, 128}, 64), large, Kind::none},
       {{1, 17, 1, 1, 256}, plain, Kind::kv_bias},
       {windowed({1, 66, 1, 1, 144}, 30), large, Kind::sink},
       {windowed({2, 130, 2, 1, 16}, 20), large, Kind::kv_bias, MmaArithmetic::ampere},
@@ -160,6 +167,8 @@ TEST_CASE("attention_bf16: it gates its output as a gate after it does", "[atten
                {{1, 70, 2, 2, 64}, true, {}},
                {windowed({1, 66, 3, 1, 80}, 9), false, {Activation::tanh, true, 1}},
                {{1, 40, 2, 1, 128}, true, {Activation::ns_sigmoid, false, 2}},
+               {{1, 192, 2, 1, 64}, false, {Activation::tanh, true, 1}},  // by whole tiles
+               {{2, 64, 2, 2, 128}, true, {}},
                {{1, 17, 1, 1, 144}, false, {Activation::silu, false, 1}}};
   for (const auto& [shape, headwise, op] : cases) {
     const AttentionShape s = shape;
@@ -207,14 +216,20 @@ TEST_CASE("attention_bf16: no bit depends on what a query does not see", "[atten
 }
 
 TEST_CASE("attention_bf16: infinities and NaN come out as NaN", "[attention_bf16][bitwise]") {
-  Inputs in({1, 66, 1, 1, 16}, plain);
-  in.q[3 * 16] = NAN;
-  in.v[65 * 16 + 1] = INFINITY;
-  Attended t(in, usual_mma(), Nan::expected);
-  REQUIRE(std::isnan(t.o.ref[3 * 16]));
-  REQUIRE(std::isnan(t.lse.ref[3]));
-  REQUIRE(t.o.ref[65 * 16 + 1] == INFINITY);
-  t.on_every_device();
+  for (const AttentionShape& s : {AttentionShape{1, 66, 1, 1, 16}, AttentionShape{1, 128, 1, 1, 64}}) {
+    const size_t D = s.D;
+    Inputs in(s, plain);
+    in.q[3 * D] = NAN;
+    in.v[65 * D + 1] = in.dout[3 * D] = INFINITY;
+    Attended t(in, usual_mma(), Nan::expected);
+    REQUIRE(std::isnan(t.o.ref[3 * D]));
+    REQUIRE(std::isnan(t.lse.ref[3]));
+    REQUIRE(t.o.ref[65 * D + 1] == INFINITY);
+    // What takes no part in a tile has numbers.
+    REQUIRE(std::isfinite(t.o.ref[4 * D + 1]));
+    REQUIRE(std::isfinite(float(t.dv.ref[65 * D])));
+    t.on_every_device();
+  }
 }
 
 TEST_CASE("attention_bf16: what it refuses", "[attention_bf16]") {

@@ -52,6 +52,8 @@ wgmma.wait_group.sync.aligned 0;
 
 const std::string parameters = two_pointers + ",\n\t.param .u64 a,\n\t.param .u64 b";
 
+constexpr unsigned registers_begin = 0x3f80;  // 1
+
 // A kernel of that body with one thing changed.
 void changed(const std::string& name, const std::string& what, const std::string& by) {
   if (!has(body, what)) throw std::logic_error(name);
@@ -69,6 +71,16 @@ const bool made = [] {
   changed("left_under_way", "wait_group.sync.aligned 0", "wait_group.sync.aligned 1");
   changed("written_too_early", "// under way\n", "mov.u32 %r30, 0;\nst.shared.u32 [%r12], %r30;\n");
   changed("no_sums_before", "setp.ne.u32 %p1, 1, 0;", "setp.ne.u32 %p1, 0, 0;");
+  // A in registers: number i of thread t's eight is the bf16 of these bits.
+  std::string factor;
+  for (unsigned i = 0; i < 8; i++)
+    factor += "add.u32 %r" + words(50 + i) + ", %r1, " + words(registers_begin + 128 * i) + ";\n";
+  for (unsigned j = 0; j < 4; j++)
+    factor += "shl.b32 %r60, %r" + words(51 + 2 * j) + ", 16;\nor.b32 %r" + words(40 + j) + ", %r" + words(50 + 2 * j) +
+              ", %r60;\n";
+  const std::string of_registers =
+      replaced(body, "%rd10, %rd11, %p1, 1, 1, ALONG", "{%r40, %r41, %r42, %r43}, %rd11, %p1, 1, 1, 0");
+  entry("registers", parameters, replaced(of_registers, "wgmma.fence", factor + "wgmma.fence"));
   // nvcc moves sums that are under way from register to register.
   const std::string wait = "wgmma.wait_group.sync.aligned 0;\n";
   const auto moves = [](unsigned i) { return with("mov.f32 %f#, %f#;\nmov.f32 %f#, 0f00000000;\n", 300 + i, i, i); };
@@ -162,6 +174,23 @@ TEST_CASE("wgmma multiplies the tiles that descriptors name, each along k or alo
   }
   const Tiles tiles(false, false);
   REQUIRE(right(run("no_sums_before", tiles), tiles, 16, false));
+}
+
+// (9.7.15.5.1, figure of A's fragment) With g = lane / 4 and t = lane % 4, register j holds row g + 8 (j mod 2), k from
+// 2t + 8 (j / 2) on.
+TEST_CASE("wgmma takes A from registers, too") {
+  Tiles tiles(false, false);
+  for (unsigned thread = 0; thread < threads; thread++)
+    for (unsigned i = 0; i < 8; i++) {
+      const unsigned row = thread / 32 * 16 + thread % 32 / 4 + i / 2 % 2 * 8, k = thread % 4 * 2 + i / 4 * 8 + i % 2;
+      tiles.A[row][16 + k] = bf16::from_bits(uint16_t(registers_begin + thread + 128 * i));
+    }
+  for (const char* races : {"0", "1"}) {
+    const Environment set("PTX_RACES", races);
+    const Run r = run("registers", tiles);
+    CHECK(r.text == "");
+    REQUIRE(right(r, tiles, 16));
+  }
 }
 
 TEST_CASE("wgmma: sums under way may be moved, and are nothing until their wait") {

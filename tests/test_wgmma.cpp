@@ -71,6 +71,32 @@ __global__ void product_kernel(float* out, const bf16* A, const bf16* B, const f
   for_wgmma_sums(0, columns / 2, [&](int i, int m, int n) { out[m * columns + n] = sums.x[i]; });
 }
 
+// 64 x `wide` x 16 with A in registers, as mma has it, columns of B along the lines: 64 sums of columns or 128.
+template <int wide>
+__global__ void registers_kernel(float* out, const bf16* A, const bf16* B, const float* C) {
+  DYNAMIC_SHARED(unsigned char, shared);
+  bf16* const tile = reinterpret_cast<bf16*>(shared + (-shared_address(shared) & (wgmma_group_bytes - 1)));
+  for (int i = int(threadIdx.x); i < wide * 16; i += wgmma_threads) {
+    const int n = i / 16, k = i % 16, line = n / 64 * 64 + k;
+    tile[line * 64 + ((n % 64 / 8) ^ (line % 8)) * 8 + n % 8] = B[n * depth + k];
+  }
+  const int first = int(threadIdx.x) / 32 * 16 + int(threadIdx.x) % 32 / 4, t = int(threadIdx.x) % 4;
+  const auto two = [&](int row, int k) {
+    return A[row * depth + k].bits | uint32_t(A[row * depth + k + 1].bits) << 16;
+  };
+  const MmaA a[] = {{{two(first, 2 * t), two(first + 8, 2 * t), two(first, 2 * t + 8), two(first + 8, 2 * t + 8)}}};
+  WgmmaSums<wide> sums;
+  for_wgmma_sums(0, wide / 2, [&](int i, int m, int n) { sums.x[i] = C[m * columns + n]; });
+  fence_proxy_async();
+  __syncthreads();
+  sums.fence();
+  sums.template multiply<true>(a[0], wgmma_descriptor(shared_address(tile), 8192, 1024), true);
+  sums.commit();
+  wait_for_all(sums);
+  in_use(a);
+  for_wgmma_sums(0, wide / 2, [&](int i, int m, int n) { out[m * columns + n] = sums.x[i]; });
+}
+
 std::vector<float> product(const Tiles& t, bool a_along, bool b_along, bool add = true,
                            Mistake mistake = Mistake::none) {
   std::vector<float> out(t.C.size());
@@ -102,6 +128,21 @@ TEST_CASE("wgmma: sums of the definition, tiles along k and along rows, in every
   }
   REQUIRE(right(t, product(t, false, false, false), false));
   REQUIRE(simt::races().empty());
+}
+
+TEST_CASE("wgmma: a factor in registers", "[wgmma]") {
+  const Tiles t;
+  const auto right = [&](auto kernel, int wide) {
+    std::vector<float> out(t.C.size());
+    simt::launch(kernel, 1, wgmma_threads, 2 * 64 * 128 + wgmma_group_bytes, out.data(), t.A.data(), t.B.data(),
+                 t.C.data());
+    for (int m = 0; m < rows; m++)
+      for (int n = 0; n < wide; n++)
+        REQUIRE(float_bits(out[m * columns + n]) ==
+                float_bits(mma_ref(t.C[m * columns + n], &t.A[m * depth], &t.B[n * depth], MmaArithmetic::hopper)));
+  };
+  right(registers_kernel<64>, 64);
+  right(registers_kernel<128>, 128);
 }
 
 TEST_CASE("wgmma: what a kernel does too early is seen", "[wgmma]") {

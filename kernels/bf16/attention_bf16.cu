@@ -66,7 +66,7 @@
 
 #include "core/launch.cuh"
 #include "kernels/bf16/attention_bf16_tile.cuh"
-#include "kernels/gate.cuh"
+#include "kernels/bf16/attention_wgmma.h"
 
 namespace gated {
 
@@ -281,24 +281,7 @@ __global__ void __launch_bounds__(attention_bf16::threads, attention_bf16::block
     Rows64::template accumulate<block>(sum, score, values_tile, 0, s.D);
   }
 
-  for (int r = 0; r < 2; r++) {
-    const size_t i = i0 + row_of_lane(r);
-    const float inverse = s.sigmoid() ? 1.0f : 1.0f / l[r];
-#pragma unroll
-    for (int n = 0; n < columns / 8; n++)
-#pragma unroll
-      for (int e = 2 * r; e < 2 * r + 2; e++) sum[n].x[e] = sum[n].x[e] * inverse;
-    if (i < s.T && threadIdx.x % 4 == 0) lse[s.stat(b, h, i)] = s.sigmoid() ? 0.0f : m[r] + exact_log(l[r]);
-  }
-  Rows64::store(o + s.q_row(b, 0, h), s.q_step(), s.T, i0, 0, s.D, sum, queries_tile);
-  if (gate.y)
-    Rows64::each_stored_pair(s.T, i0, s.D, queries_tile, [&](size_t i, int d, float o0, float o1) {
-      using Pair = uint32_t __attribute__((may_alias));
-      const size_t head = (b * s.T + i) * s.H + h, at = head * s.D + d;
-      const bf16* const z = gate.group == 1 ? gate.z + at : gate.z + head;
-      const float score = gate_score(gate.op, z[0]), next = gate.group == 1 ? gate_score(gate.op, z[1]) : score;
-      *reinterpret_cast<Pair*>(gate.y + at) = two_bf16(gate_y(gate.op, o0, score), gate_y(gate.op, o1, next));
-    });
+  end_forward<Rows64>(o, lse, sum, m, l, s, b, h, i0, queries_tile, gate);
 }
 
 // ---- launchers
@@ -336,6 +319,7 @@ void attention_bf16_forward(bf16* o, float* lse, const bf16* q, const bf16* k, c
     return;
   }
   emulate_mma(ctx);
+  if (attention_wgmma_forward(o, lse, q, k, v, s, sink, ctx, gate)) return;
   const dim3 grid(grid_of(s.B * s.H).x, grid_tiles("attention_bf16_forward", s.T, block));
   launch(attention_bf16_forward_kernel_for(s.D), grid, threads, 3 * block * columns_for(s.D) * sizeof(bf16), ctx, o,
          lse, q, k, v, s, sink, attention_scale<float>(s.divisor()), gate);

@@ -6,7 +6,8 @@
 //   dq      dq_i       = scale * chain over keys of dS_ij k_j        a block has 64 queries, walks over keys
 //   dkdv    dk_j, dv_j = chains over queries of dS_ij q_i, P_ij do_i a block has 64 keys, walks over queries
 // So every output has one owner, and its chain one order; the price is that both of the latter make p and ds: 7
-// products a pair where 5 would do.
+// products a pair where 5 would do. Compute capability 9.0 has dq and dkdv of its own for usual shapes:
+// kernels/bf16/attention_wgmma.cu
 //
 // A block keeps two tiles of its own rows in shared memory, queries and do, or keys and values. The other two pass by
 // in strips of 32 rows (16, where a row has more than 128 elements): chains have steps of 16, so strips of a tile, one
@@ -28,6 +29,7 @@
 // tests/test_attention_bf16.cpp
 #include "core/launch.cuh"
 #include "kernels/bf16/attention_bf16_tile.cuh"
+#include "kernels/bf16/attention_wgmma.h"
 
 namespace gated {
 
@@ -66,15 +68,6 @@ struct Backward {
 };
 constexpr size_t backward_shared(size_t columns) {
   return (2 * block + 4 * strip_rows(int(columns))) * columns * sizeof(bf16);
-}
-
-// The number of a query, 0 past the last.
-__device__ inline float of_query(const float* stat, const AttentionShape& s, size_t b, size_t h, size_t i) {
-  return i < s.T ? stat[s.stat(b, h, i)] : 0.0f;
-}
-// What is subtracted from the scores of a query.
-__device__ inline float base_of(const float* lse, const AttentionShape& s, size_t b, size_t h, size_t i) {
-  return s.sigmoid() ? -s.bias : of_query(lse, s, b, h, i);
 }
 
 struct Eight {
@@ -275,6 +268,7 @@ void attention_bf16_backward(bf16* dq, bf16* dk, bf16* dv, float* sink_p, float*
   const unsigned tiles = grid_tiles("attention_bf16_backward", s.T, block);
   launch(attention_bf16_query_kernel, grid_of(ceil_div(8 * s.B * s.H * s.T, threads)), threads, 0, ctx, delta, sink_p,
          sink_ds, dout, o, lse, s, sink);
+  if (attention_wgmma_backward(dq, dk, dv, dout, q, k, v, lse, delta, sink_ds, s, sink, ctx)) return;
   launch(attention_bf16_dq_kernel_for(s.D), dim3(grid_of(s.B * s.H).x, tiles), threads, shared, ctx, dq, dout, q, k, v,
          lse, delta, sink_ds, s, sink, scale);
   launch(attention_bf16_dkdv_kernel_for(s.D), dim3(grid_of(s.B * s.KVH).x, tiles, unsigned(ceil_div(s.D, size_t{128}))),

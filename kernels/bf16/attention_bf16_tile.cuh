@@ -28,6 +28,7 @@
 
 #include "core/mma_tile.cuh"
 #include "kernels/bf16/attention_bf16.cuh"
+#include "kernels/gate.cuh"
 
 namespace gated::attention_bf16 {
 
@@ -75,19 +76,24 @@ class Mask {
   bool all_;
 };
 
-// Sums over d become weights; base(n, e) is that of an element. The question which score stands outside of the loop.
+// f<score>(), so that the question which score stands outside of its loops.
+template <class F>
+__device__ inline void by_score(AttentionScore score, F f) {
+  if (score == AttentionScore::softmax)
+    f.template operator()<AttentionScore::softmax>();
+  else
+    f.template operator()<AttentionScore::sigmoid>();
+}
+
+// Sums over d become weights; base(n, e) is that of an element.
 template <int tiles, class Base>
 __device__ inline void weights_of(MmaC (&x)[tiles], AttentionScore score, float scale, Base base) {
-  const auto all = [&](auto weight) {
+  by_score(score, [&]<AttentionScore kind>() {
 #pragma unroll
     for (int n = 0; n < tiles; n++)
 #pragma unroll
-      for (int e = 0; e < 4; e++) x[n].x[e] = weight(x[n].x[e], base(n, e));
-  };
-  if (score == AttentionScore::softmax)
-    all([&](float sum, float b) { return weight_of(AttentionScore::softmax, sum, scale, b); });
-  else
-    all([&](float sum, float b) { return weight_of(AttentionScore::sigmoid, sum, scale, b); });
+      for (int e = 0; e < 4; e++) x[n].x[e] = weight_of(kind, x[n].x[e], scale, base(n, e));
+  });
 }
 
 // A tile of scores c becomes the weights of the online softmax, as far as the two rows of a lane go: -inf is the score
@@ -122,6 +128,15 @@ __device__ inline void online_softmax(MmaC (&score)[block / 8], float (&m)[2], f
     }
     l[r] = fused(l[r], alpha[r], sum_of_quad(even + odd));
   }
+}
+
+// The number of a query, 0 past the last.
+__device__ inline float of_query(const float* stat, const AttentionShape& s, size_t b, size_t h, size_t i) {
+  return i < s.T ? stat[s.stat(b, h, i)] : 0.0f;
+}
+// What the backward subtracts from the scores of a query.
+__device__ inline float base_of(const float* lse, const AttentionShape& s, size_t b, size_t h, size_t i) {
+  return s.sigmoid() ? -s.bias : of_query(lse, s, b, h, i);
 }
 
 // ---- tiles in shared memory: rows of up to `columns` elements
@@ -229,5 +244,33 @@ struct RowTile {
     }
   }
 };
+
+// ---- the end of the forward
+
+// A lane's sums over values, and m and l, of two queries of the block whose first is i0: o and lse, and y where there
+// is a gate. `tile` is nobody's any more.
+template <class Tile, int sums>
+__device__ inline void end_forward(bf16* o, float* lse, MmaC (&sum)[sums], const float (&m)[2], const float (&l)[2],
+                                   const AttentionShape& s, size_t b, size_t h, size_t i0, bf16* tile,
+                                   const OutputGate& gate) {
+  for (int r = 0; r < 2; r++) {
+    const size_t i = i0 + row_of_lane(r);
+    const float inverse = s.sigmoid() ? 1.0f : 1.0f / l[r];
+#pragma unroll
+    for (int n = 0; n < sums; n++)
+#pragma unroll
+      for (int e = 2 * r; e < 2 * r + 2; e++) sum[n].x[e] = sum[n].x[e] * inverse;
+    if (i < s.T && threadIdx.x % 4 == 0) lse[s.stat(b, h, i)] = s.sigmoid() ? 0.0f : m[r] + exact_log(l[r]);
+  }
+  Tile::store(o + s.q_row(b, 0, h), s.q_step(), s.T, i0, 0, s.D, sum, tile);
+  if (gate.y)
+    Tile::each_stored_pair(s.T, i0, s.D, tile, [&](size_t i, int d, float o0, float o1) {
+      using Pair = uint32_t __attribute__((may_alias));
+      const size_t head = (b * s.T + i) * s.H + h, at = head * s.D + d;
+      const bf16* const z = gate.group == 1 ? gate.z + at : gate.z + head;
+      const float score = gate_score(gate.op, z[0]), next = gate.group == 1 ? gate_score(gate.op, z[1]) : score;
+      *reinterpret_cast<Pair*>(gate.y + at) = two_bf16(gate_y(gate.op, o0, score), gate_y(gate.op, o1, next));
+    });
+}
 
 }  // namespace gated::attention_bf16

@@ -52,9 +52,7 @@
 //
 // What is still to come: clusters of two blocks, which share what they read of B (multicast), so that L2 gives two
 // thirds of the bytes. Consumers that take turns, one ending its tile while the other multiplies.
-// Attention gains in the same way: a producer for K and V, two consumers with 64 queries each that take turns, so that
-// one computes its exponentials while the tensor core multiplies for the other. Its tiles of 64 keys are part of the
-// result: two of them may lie in one stage, but their maxima are taken one after the other.
+// Attention in this way: kernels/bf16/attention_wgmma.cu.
 //
 // tests/test_matmul_bf16.cpp
 #include "kernels/bf16/matmul_wgmma.h"

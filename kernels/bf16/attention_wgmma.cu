@@ -1,0 +1,508 @@
+// attention_wgmma: attention by wgmma and TMA (core/wgmma.cuh, core/tma.cuh), in the structure of FlashAttention-3
+// (Shah et al. 2024, arXiv 2407.08608), for compute capability 9.0. Maths, order of sums and references:
+// kernels/bf16/attention_bf16.cu. The kernels are those of that file and of kernels/bf16/attention_bf16_backward.cu:
+// forward and dq, where rows are queries, and dkdv, where they are keys.
+//
+//   block      one a multiprocessor; it takes one item after the other: 128 rows of one head
+//   own        these rows of q, of q and do, or of k and v. They stay in shared memory for the item
+//   ring       the two matrices of the others, tiles of 64 rows, pair after pair
+//   producer   one thread, of a warpgroup of its own: asks for what the others will need
+//   consumers  two warpgroups, each with 64 of the rows. For each pair of tiles:
+//
+//        S = own_a tile_a^T, backward dP = own_b tile_b^T      64 x 64 each, both operands in shared memory
+//        P, dS                                                 in the registers of S and dP, rounded
+//        o = alpha o + P tile_b                                left factor in registers
+//        dq += dS tile_a     or     dk += dS tile_a, dv += P tile_b
+//
+//   The tensor core is idle while a warpgroup makes P and dS. Then the other one multiplies: nothing ties the two
+//   together but the ring, in which one may be a few tiles ahead.
+//
+// Barriers are those of kernels/bf16/matmul_wgmma.cu, `full` and `empty` for each stage of the ring, and for what is
+// own. That is given back as soon as the last products are done, so that the next item's comes while this one's sums
+// are stored.
+//
+//   tiles of 64 others          item of dkdv, causal: keys j0 .. j0 + 127        the others are queries, from j0 on
+//   first consumer      # # # # # #      keys j0 .. j0 + 63
+//   second consumer     . # # # # #      keys j0 + 64 .. j0 + 127: the first tile is not theirs; they give it back
+//
+// A tile that is not a consumer's it must not multiply: as all weights are 0 there, a bit could only change where a
+// number is infinite or NaN, and there it would.
+//
+// Both products read a tile in shared memory as it lies: lines of 64 d, once with k along the line, once across
+// (core/wgmma.h). A row of 128 elements is two boxes, one behind the other.
+//
+// Why the bits stay: S, dP and the sums are chains of the same steps in the same order; what becomes of them in between
+// is the same code.
+//
+// What is still to come: S of the next tile asked for before the sums of this one are waited for.
+// tests/test_attention_bf16.cpp
+#include "kernels/bf16/attention_wgmma.h"
+
+#include "core/launch.cuh"
+#include "core/tma.cuh"
+#include "core/wgmma.cuh"
+#include "kernels/bf16/attention_bf16_tile.cuh"
+
+namespace gated {
+
+namespace attention_wgmma {
+
+using namespace attention_bf16;
+
+constexpr int groups = 2, consumers = groups * wgmma_threads, threads = consumers + wgmma_threads;
+constexpr unsigned own_rows = groups * unsigned(block);
+constexpr int producer_registers = 24, consumer_registers = 240;  // of a thread: 24 + 240 + 240 = 3 * 168
+
+// 64 rows of one head.
+template <int D>
+struct Tile {
+  static constexpr uint32_t box_bytes = block * wgmma_line_bytes, bytes = D / wgmma_line * box_bytes;
+
+  // Row b * T + t of the matrix is token t of sequence b; the head's elements begin at d0.
+  __device__ static void copy(unsigned char* to, const TensorMap& map, unsigned d0, unsigned row, Mbarrier& full) {
+#pragma unroll
+    for (int d = 0; d < D; d += wgmma_line) tma_copy(to + d / wgmma_line * box_bytes, map, int(d0) + d, int(row), full);
+  }
+  // Rows are rows, from d on: k of a product of scores.
+  __device__ static uint64_t rows(uint32_t tile, int d) {
+    return wgmma_descriptor(tile + d / wgmma_line * box_bytes + d % wgmma_line * sizeof(bf16), 0, wgmma_group_bytes);
+  }
+  // Rows are k, from `row` on, and columns are d.
+  __device__ static uint64_t columns(uint32_t tile, int row) {
+    return wgmma_descriptor(tile + row * wgmma_line_bytes, box_bytes, wgmma_group_bytes);
+  }
+};
+
+// What is own, two tiles a consumer, first its a, then its b; the ring; the rows that the consumers store; barriers.
+template <int D>
+struct Shared {
+  static constexpr uint32_t tile = Tile<D>::bytes, pair = 2 * tile, own_bytes = groups * pair;
+  static constexpr int stages = D == 64 ? 4 : 3;
+  static constexpr size_t bytes = own_bytes + stages * size_t{pair} + own_rows * D * sizeof(bf16) +
+                                  2 * (1 + stages) * sizeof(Mbarrier) + wgmma_group_bytes;
+  unsigned char *own, *ring;
+  bf16* stored;
+  Mbarrier *own_full, *own_empty, *full, *empty;
+
+  // A barrier of the block: from here on those in shared memory are all that orders.
+  __device__ explicit Shared(unsigned char* shared)
+      : own(shared + (-shared_address(shared) & (wgmma_group_bytes - 1))),
+        ring(own + own_bytes),
+        stored(reinterpret_cast<bf16*>(ring + stages * pair)),
+        own_full(reinterpret_cast<Mbarrier*>(stored + own_rows * D)),
+        own_empty(own_full + 1),
+        full(own_empty + 1),
+        empty(full + stages) {
+    if (threadIdx.x == 0) {
+      for (Mbarrier* b = own_full; b < empty + stages; b++)
+        b->init(b == own_full || (b >= full && b < empty) ? 1 : consumers / 32);
+      fence_proxy_async();
+    }
+    __syncthreads();
+  }
+};
+
+struct Maps {
+  TensorMap own_a, own_b, others_a, others_b;
+};
+
+// An item: 128 rows of a head from row0 on, and which others its consumers need, from begin to end; this thread's own
+// consumer (the producer's: none) those from first to last. Heads of one position go one after the other, and the
+// positions with the most tiles first.
+template <bool rows_are_keys>
+struct Item {
+  unsigned b, head, row0, begin, end, first, last;
+
+  __device__ Item(const AttentionShape& s, unsigned item) {
+    const unsigned heads = unsigned(rows_are_keys ? s.KVH : s.H), T = unsigned(s.T), B = unsigned(s.B),
+                   position = item / (B * heads), positions = (T + own_rows - 1) / own_rows;
+    b = item / heads % B, head = item % heads;
+    row0 = (rows_are_keys ? position : positions - 1 - position) * own_rows;
+    const unsigned row = row0 + threadIdx.x / wgmma_threads * unsigned(block), last_row = row0 + unsigned(block);
+    begin = first_of(s, row0), end = end_of(s, last_row < T ? last_row : row0);
+    first = row < T ? first_of(s, row) : end, last = row < T ? end_of(s, row) : end;
+  }
+
+ private:
+  __device__ static unsigned first_of(const AttentionShape& s, unsigned row) {
+    return rows_are_keys ? row : unsigned(first_tile(s, row));
+  }
+  __device__ static unsigned end_of(const AttentionShape& s, unsigned row) {
+    return rows_are_keys ? unsigned((end_of_queries(s, row) + block - 1) / block * block) : row + unsigned(block);
+  }
+};
+inline size_t items_of(const AttentionShape& s, size_t heads) {
+  return s.B * heads * ceil_div(s.T, own_rows);
+}
+
+// owns: how many matrices are own.
+template <int D, bool rows_are_keys, int owns>
+__device__ void produce(const Shared<D>& memory, const Maps& maps, const AttentionShape& s, unsigned items) {
+  using Tile = Tile<D>;
+  constexpr unsigned stages = Shared<D>::stages;
+  const unsigned group = unsigned(s.group()), heads = rows_are_keys ? group : 1;
+  unsigned n = 0, taken = 0;  // pairs and items so far
+  for (unsigned i = blockIdx.x; i < items; i += gridDim.x, taken++) {
+    const Item<rows_are_keys> item(s, i);
+    const unsigned row = item.b * unsigned(s.T);  // of token 0
+    memory.own_empty->wait(taken % 2 ^ 1);
+    memory.own_full->arrive(groups * owns * Tile::bytes);
+#pragma unroll
+    for (int g = 0; g < groups; g++) {
+      unsigned char* const own = memory.own + g * Shared<D>::pair;
+      Tile::copy(own, maps.own_a, item.head * D, row + item.row0 + g * unsigned(block), *memory.own_full);
+      if (owns > 1)
+        Tile::copy(own + Tile::bytes, maps.own_b, item.head * D, row + item.row0 + g * unsigned(block),
+                   *memory.own_full);
+    }
+#pragma unroll 1
+    for (unsigned h = 0; h < heads; h++) {
+      const unsigned other = rows_are_keys ? item.head * heads + h : item.head / group;
+#pragma unroll 1
+      for (unsigned t = item.begin; t < item.end; t += unsigned(block), n++) {
+        Mbarrier& full = memory.full[n % stages];
+        unsigned char* const pair = memory.ring + n % stages * Shared<D>::pair;
+        memory.empty[n % stages].wait(n / stages % 2 ^ 1);
+        full.arrive(Shared<D>::pair);
+        Tile::copy(pair, maps.others_a, other * D, row + t, full);
+        Tile::copy(pair + Tile::bytes, maps.others_b, other * D, row + t, full);
+      }
+    }
+  }
+}
+
+using Scores = WgmmaSums<int(block)>;
+
+// x = own tile^T, later.
+template <int D>
+__device__ void multiply(Scores& x, uint32_t own, uint32_t tile) {
+  x.fence();
+#pragma unroll
+  for (int d = 0; d < D; d += int(mma_depth))
+    x.template multiply<false, false>(Tile<D>::rows(own, d), Tile<D>::rows(tile, d), d > 0);
+  x.commit();
+}
+
+// 64 columns of sums, rounded: the left factors of four steps.
+struct Factors {
+  MmaA step[block / mma_depth];
+  template <class At>
+  __device__ explicit Factors(At at) {
+#pragma unroll
+    for (int i = 0; i < Scores::count; i += 2) step[i / 8].x[i / 2 % 4] = two_bf16(at(i), at(i + 1));
+  }
+};
+
+// to += factors * tile, later.
+template <int D>
+__device__ void accumulate(WgmmaSums<D>& to, const Factors& factors, uint32_t tile) {
+  to.fence();
+#pragma unroll
+  for (int k = 0; k < int(block / mma_depth); k++)
+    to.template multiply<true>(factors.step[k], Tile<D>::columns(tile, k * int(mma_depth)), true);
+  to.commit();
+}
+
+__device__ inline float2 load_two(const float* x) {
+  return *reinterpret_cast<const float2*>(x);
+}
+__device__ inline float of_lane(float x, int lane) {
+  return __shfl_sync(0xffffffffu, x, lane);
+}
+
+// x[row0 + row][...] = scale * sum, rounded, of this consumer's rows.
+template <int D>
+__device__ void store(bf16* x, size_t stride, size_t T, size_t row0, const WgmmaSums<D>& sums, float scale,
+                      bf16* through) {
+  MmaC scaled[D / 8];
+#pragma unroll
+  for (int i = 0; i < WgmmaSums<D>::count; i++) scaled[i / 4].x[i % 4] = scale * sums.x[i];
+  RowTile<D, true>::store(x, stride, T, row0, 0, D, scaled, through);
+}
+
+}  // namespace attention_wgmma
+
+// The sums of a lane as mma has them.
+template <int columns>
+__device__ void as_tiles(MmaC (&to)[columns / 8], const WgmmaSums<columns>& sums) {
+#pragma unroll
+  for (int i = 0; i < WgmmaSums<columns>::count; i++) to[i / 4].x[i % 4] = sums.x[i];
+}
+
+// ---- kernels
+
+// Rows are queries.
+template <int D>
+__global__ void __launch_bounds__(attention_wgmma::threads, 1)
+    attention_wgmma_forward_kernel(const __grid_constant__ attention_wgmma::Maps maps, bf16* o, float* lse,
+                                   AttentionShape s, Sink sink, float scale, OutputGate gate, unsigned items) {
+  using namespace attention_wgmma;
+  DYNAMIC_SHARED(unsigned char, shared);
+  const Shared<D> memory(shared);
+  if (threadIdx.x >= consumers) {
+    give_registers<producer_registers>();
+    if (threadIdx.x == consumers) produce<D, false, 1>(memory, maps, s, items);
+    return;
+  }
+  take_registers<consumer_registers>();
+  const int group = int(threadIdx.x) / wgmma_threads;
+  const uint32_t own = shared_address(memory.own) + uint32_t(group) * Shared<D>::pair;
+  constexpr unsigned stages = Shared<D>::stages;
+  unsigned n = 0, taken = 0;
+  for (unsigned i = blockIdx.x; i < items; i += gridDim.x, taken++) {
+    const Item<false> item(s, i);
+    float m[2], l[2];
+    for (int r = 0; r < 2; r++) {
+      const size_t query = item.row0 + size_t(row_of_lane(r));
+      m[r] = query < s.T ? sink.logit_of(s, item.b, item.head, query) : 0.0f;
+      l[r] = sink.logit ? 1.0f : 0.0f;
+    }
+    WgmmaSums<D> sum;
+#pragma unroll
+    for (int j = 0; j < sum.count; j++)
+      sum.x[j] = sink.value ? sink.value[item.head * D + column_of_lane(j / 4, j)] : 0.0f;
+
+    memory.own_full->wait(taken % 2);
+#pragma unroll 1
+    for (unsigned j0 = item.begin; j0 < item.end; j0 += unsigned(block), n++) {
+      memory.full[n % stages].wait(n / stages % 2);
+      const uint32_t pair = shared_address(memory.ring) + n % stages * Shared<D>::pair;
+      if (j0 >= item.first && j0 < item.last) {
+        Scores sums;
+        multiply<D>(sums, own, pair);
+        wait_for_all(sums);
+        MmaC score[block / 8];
+        as_tiles(score, sums);
+        if (const Mask seen(s, item.row0 + size_t(group) * block, block, j0, block); !seen.all())
+#pragma unroll
+          for (int j = 0; j < Scores::count; j++)
+            if (!seen(row_of_lane(j / 2 % 2) - group * int(block), column_of_lane(j / 4, j)))
+              score[j / 4].x[j % 4] = -INFINITY;
+        float alpha[2];
+        online_softmax(score, m, l, alpha, s.score, s.bias, scale);
+#pragma unroll
+        for (int j = 0; j < sum.count; j++) sum.x[j] = sum.x[j] * alpha[j / 2 % 2];
+        const Factors factors([&](int j) { return score[j / 4].x[j % 4]; });
+        accumulate<D>(sum, factors, pair + Tile<D>::bytes);
+        wait_for_all(sum);
+        in_use(factors.step);
+      }
+      if (threadIdx.x % 32 == 0) memory.empty[n % stages].arrive();
+    }
+    if (threadIdx.x % 32 == 0) memory.own_empty->arrive();
+    MmaC ended[D / 8];
+    as_tiles(ended, sum);
+    end_forward<RowTile<D, true>>(o, lse, ended, m, l, s, item.b, item.head, item.row0, memory.stored, gate);
+  }
+}
+
+// Rows are queries.
+template <int D>
+__global__ void __launch_bounds__(attention_wgmma::threads, 1)
+    attention_wgmma_dq_kernel(const __grid_constant__ attention_wgmma::Maps maps, bf16* dq, const float* lse,
+                              const float* delta, const float* sink_ds, AttentionShape s, Sink sink, float scale,
+                              unsigned items) {
+  using namespace attention_wgmma;
+  DYNAMIC_SHARED(unsigned char, shared);
+  const Shared<D> memory(shared);
+  if (threadIdx.x >= consumers) {
+    give_registers<producer_registers>();
+    if (threadIdx.x == consumers) produce<D, false, 2>(memory, maps, s, items);
+    return;
+  }
+  take_registers<consumer_registers>();
+  const int group = int(threadIdx.x) / wgmma_threads;
+  const uint32_t own = shared_address(memory.own) + uint32_t(group) * Shared<D>::pair;
+  constexpr unsigned stages = Shared<D>::stages;
+  unsigned n = 0, taken = 0;
+  for (unsigned i = blockIdx.x; i < items; i += gridDim.x, taken++) {
+    const Item<false> item(s, i);
+    float base[2], delta_i[2], sink_weight[2] = {};
+    for (int r = 0; r < 2; r++) {
+      const size_t query = item.row0 + size_t(row_of_lane(r));
+      base[r] = base_of(lse, s, item.b, item.head, query);
+      delta_i[r] = of_query(delta, s, item.b, item.head, query);
+      if (sink.key) sink_weight[r] = of_query(sink_ds, s, item.b, item.head, query);
+    }
+    WgmmaSums<D> sum;
+#pragma unroll
+    for (int j = 0; j < sum.count; j++)
+      sum.x[j] =
+          sink.key ? fused(sink_weight[j / 2 % 2], sink.key[item.head * D + column_of_lane(j / 4, j)], 0.0f) : 0.0f;
+
+    memory.own_full->wait(taken % 2);
+#pragma unroll 1
+    for (unsigned j0 = item.begin; j0 < item.end; j0 += unsigned(block), n++) {
+      memory.full[n % stages].wait(n / stages % 2);
+      const uint32_t pair = shared_address(memory.ring) + n % stages * Shared<D>::pair;
+      if (j0 >= item.first && j0 < item.last) {
+        Scores score, ds;
+        multiply<D>(score, own, pair);
+        multiply<D>(ds, own + Tile<D>::bytes, pair + Tile<D>::bytes);
+        wait_for_all(score, ds);
+        by_score(s.score, [&]<AttentionScore kind>() {
+#pragma unroll
+          for (int j = 0; j < Scores::count; j++) {
+            const int r = j / 2 % 2;
+            const float p = weight_of(kind, score.x[j], scale, base[r]);
+            ds.x[j] = gradient_of(kind, p, ds.x[j], delta_i[r]);
+          }
+        });
+        const Mask seen(s, item.row0 + size_t(group) * block, block, j0, block);
+        if (!seen.all())
+#pragma unroll
+          for (int j = 0; j < Scores::count; j++)
+            if (!seen(row_of_lane(j / 2 % 2) - group * int(block), column_of_lane(j / 4, j))) ds.x[j] = 0.0f;
+        const Factors factors([&](int j) { return ds.x[j]; });
+        accumulate<D>(sum, factors, pair);
+        wait_for_all(sum);
+        in_use(factors.step);
+      }
+      if (threadIdx.x % 32 == 0) memory.empty[n % stages].arrive();
+    }
+    if (threadIdx.x % 32 == 0) memory.own_empty->arrive();
+    store<D>(dq + s.q_row(item.b, 0, item.head), s.q_step(), s.T, item.row0, sum, scale, memory.stored);
+  }
+}
+
+// Rows are keys, others are queries: head h of the group, then head h + 1, ...
+template <int D>
+__global__ void __launch_bounds__(attention_wgmma::threads, 1)
+    attention_wgmma_dkdv_kernel(const __grid_constant__ attention_wgmma::Maps maps, bf16* dk, bf16* dv,
+                                const float* lse, const float* delta, AttentionShape s, float scale, unsigned items) {
+  using namespace attention_wgmma;
+  DYNAMIC_SHARED(unsigned char, shared);
+  const Shared<D> memory(shared);
+  if (threadIdx.x >= consumers) {
+    give_registers<producer_registers>();
+    if (threadIdx.x == consumers) produce<D, true, 2>(memory, maps, s, items);
+    return;
+  }
+  take_registers<consumer_registers>();
+  const int group = int(threadIdx.x) / wgmma_threads, lane = int(threadIdx.x) % 32;
+  const uint32_t own = shared_address(memory.own) + uint32_t(group) * Shared<D>::pair;
+  constexpr unsigned stages = Shared<D>::stages;
+  unsigned n = 0, taken = 0;
+  for (unsigned i = blockIdx.x; i < items; i += gridDim.x, taken++) {
+    const Item<true> item(s, i);
+    WgmmaSums<D> dk_sum, dv_sum;
+#pragma unroll
+    for (int j = 0; j < dk_sum.count; j++) dk_sum.x[j] = dv_sum.x[j] = 0.0f;
+
+    memory.own_full->wait(taken % 2);
+#pragma unroll 1
+    for (unsigned in_group = 0; in_group < unsigned(s.group()); in_group++) {
+      // A lane keeps the numbers of two queries of a tile, and gets those of its columns from the lanes that have them.
+      const size_t queries = s.stat(item.b, item.head * s.group() + in_group, 0) + 2 * size_t(lane);
+#pragma unroll 1
+      for (unsigned i0 = item.begin; i0 < item.end; i0 += unsigned(block), n++) {
+        memory.full[n % stages].wait(n / stages % 2);
+        const uint32_t pair = shared_address(memory.ring) + n % stages * Shared<D>::pair;
+        if (i0 >= item.first && i0 < item.last) {
+          const float2 two_bases = s.sigmoid() ? float2{-s.bias, -s.bias} : load_two(lse + queries + i0),
+                       two_deltas = load_two(delta + queries + i0);
+          Scores p, ds;
+          multiply<D>(p, own, pair);
+          multiply<D>(ds, own + Tile<D>::bytes, pair + Tile<D>::bytes);
+          wait_for_all(p, ds);
+          by_score(s.score, [&]<AttentionScore kind>() {
+#pragma unroll
+            for (int c = 0; c < int(block) / 8; c++) {
+              const int from = 4 * c + lane % 4;
+              const float base[2] = {of_lane(two_bases.x, from), of_lane(two_bases.y, from)},
+                          delta_i[2] = {of_lane(two_deltas.x, from), of_lane(two_deltas.y, from)};
+#pragma unroll
+              for (int j = 4 * c; j < 4 * c + 4; j++) {
+                p.x[j] = weight_of(kind, p.x[j], scale, base[j % 2]);
+                ds.x[j] = gradient_of(kind, p.x[j], ds.x[j], delta_i[j % 2]);
+              }
+            }
+          });
+          const Mask seen(s, i0, block, item.row0 + size_t(group) * block, block);
+          if (!seen.all())
+#pragma unroll
+            for (int j = 0; j < Scores::count; j++)
+              if (!seen(column_of_lane(j / 4, j), row_of_lane(j / 2 % 2) - group * int(block))) p.x[j] = ds.x[j] = 0.0f;
+          const Factors of_v([&](int j) { return p.x[j]; }), of_k([&](int j) { return ds.x[j]; });
+          accumulate<D>(dv_sum, of_v, pair + Tile<D>::bytes);
+          accumulate<D>(dk_sum, of_k, pair);
+          wait_for_all(dv_sum, dk_sum);
+          in_use(of_v.step);
+          in_use(of_k.step);
+        }
+        if (lane == 0) memory.empty[n % stages].arrive();
+      }
+    }
+    if (lane == 0) memory.own_empty->arrive();
+    const size_t head = s.kv_row(item.b, 0, item.head);
+    store<D>(dk + head, s.kv_step(), s.T, item.row0, dk_sum, scale, memory.stored);
+    store<D>(dv + head, s.kv_step(), s.T, item.row0, dv_sum, 1.0f, memory.stored);
+  }
+}
+
+// ---- launchers
+
+// May the kernels run, and are these what copies can read?
+static bool are_for(const AttentionShape& s, std::initializer_list<TmaMatrix> matrices, Context& ctx) {
+  using namespace attention_wgmma;
+  constexpr size_t most = size_t{1} << 30;  // of a coordinate, which is an int
+  if ((s.D != 64 && s.D != 128) || s.T % block > 0 || s.B * s.T == 0 || s.B * s.T > most) return false;
+  if (items_of(s, s.H) > most || ctx.mma_arithmetic != MmaArithmetic::hopper) return false;
+  if (shared_limit() < (s.D == 64 ? Shared<64>::bytes : Shared<128>::bytes)) return false;
+  for (const TmaMatrix& m : matrices)
+    if (tma_refuses(m)) return false;
+#ifdef __CUDACC__
+  return compute_capability() == 90;
+#else
+  return true;
+#endif
+}
+// Rows (B,T,width): copies bring 64 of them.
+static TmaMatrix rows_of(const bf16* x, size_t width, const AttentionShape& s) {
+  return tma_matrix(x, width, width, s.B * s.T, int(attention_wgmma::block));
+}
+// f<D>()
+template <class F>
+static void by_width(size_t D, F f) {
+  D == 64 ? f.template operator()<64>() : f.template operator()<128>();
+}
+
+bool attention_wgmma_forward(bf16* o, float* lse, const bf16* q, const bf16* k, const bf16* v, const AttentionShape& s,
+                             const Sink& sink, Context& ctx, const OutputGate& gate) {
+  using namespace attention_wgmma;
+  const TmaMatrix of_q = rows_of(q, s.q_step(), s), of_k = rows_of(k, s.kv_step(), s),
+                  of_v = rows_of(v, s.kv_step(), s);
+  if (!are_for(s, {of_q, of_k, of_v}, ctx)) return false;
+  const TensorMap queries = tensor_map(of_q);
+  const Maps maps = {queries, queries, tensor_map(of_k), tensor_map(of_v)};
+  const size_t items = items_of(s, s.H);
+  by_width(s.D, [&]<int D>() {
+    launch(attention_wgmma_forward_kernel<D>, grid_of(std::min(items, multiprocessors())), attention_wgmma::threads,
+           Shared<D>::bytes, ctx, maps, o, lse, s, sink, attention_scale<float>(s.divisor()), gate, unsigned(items));
+  });
+  return true;
+}
+
+bool attention_wgmma_backward(bf16* dq, bf16* dk, bf16* dv, const bf16* dout, const bf16* q, const bf16* k,
+                              const bf16* v, const float* lse, const float* delta, const float* sink_ds,
+                              const AttentionShape& s, const Sink& sink, Context& ctx) {
+  using namespace attention_wgmma;
+  const TmaMatrix of_q = rows_of(q, s.q_step(), s), of_dout = rows_of(dout, s.q_step(), s),
+                  of_k = rows_of(k, s.kv_step(), s), of_v = rows_of(v, s.kv_step(), s);
+  if (!are_for(s, {of_q, of_dout, of_k, of_v}, ctx)) return false;
+  if (uintptr_t(lse) % sizeof(float2) > 0 || uintptr_t(delta) % sizeof(float2) > 0) return false;
+  const TensorMap queries = tensor_map(of_q), douts = tensor_map(of_dout), keys = tensor_map(of_k),
+                  values = tensor_map(of_v);
+  const float scale = attention_scale<float>(s.divisor());
+  const size_t of_dq = items_of(s, s.H), of_dkdv = items_of(s, s.KVH);
+  by_width(s.D, [&]<int D>() {
+    launch(attention_wgmma_dq_kernel<D>, grid_of(std::min(of_dq, multiprocessors())), attention_wgmma::threads,
+           Shared<D>::bytes, ctx, Maps{queries, douts, keys, values}, dq, lse, delta, sink_ds, s, sink, scale,
+           unsigned(of_dq));
+    launch(attention_wgmma_dkdv_kernel<D>, grid_of(std::min(of_dkdv, multiprocessors())), attention_wgmma::threads,
+           Shared<D>::bytes, ctx, Maps{keys, values, queries, douts}, dk, dv, lse, delta, s, scale, unsigned(of_dkdv));
+  });
+  return true;
+}
+
+}  // namespace gated
