@@ -4,8 +4,8 @@
 usage: scripts/plot_tables.py results/p1-1.minutes.json ... --out=docs/pictures    writes docs/pictures/p1-1.minutes.svg
 
 A dot is the mean difference between runs of one seed (a ratio where the column compares ratios), its line the 95 %
-interval. A diamond is the paper's figure, a triangle the direction of a picture of the paper's. Rows that learned too
-little to compare are left out."""
+interval. A diamond is the paper's figure, a triangle the direction of a picture of the paper's. Left out are rows that
+learned too little to compare, and columns of which the paper says nothing where it speaks of others."""
 import json
 import math
 import os
@@ -33,7 +33,8 @@ def gaps_of(table, contents):
             tell(column, row, row[column], paper if isinstance(paper, str) else None)
     for pair in contents.get("controls", []):
         tell(pair["column"], pair, pair, None)
-    return {column: gaps for column, gaps in told.items() if gaps}
+    of_paper = {column for column, gaps in told.items() if any(paper is not None for *_, paper in gaps)}
+    return {column: gaps for column, gaps in told.items() if gaps and (column in of_paper or not of_paper)}
 
 
 def draw(table, contents, pyplot, ticker):
@@ -41,21 +42,23 @@ def draw(table, contents, pyplot, ticker):
     gaps = gaps_of(table, contents)
     across = min(3, len(gaps))
     down = math.ceil(len(gaps) / across)
-    lines = max(map(len, gaps.values()))
-    figure, axes = pyplot.subplots(down, across, squeeze=False, sharey=lines == min(map(len, gaps.values())),
-                                   figsize=(4 + 3 * across, down * (0.9 + 0.24 * lines)), layout="constrained")
+    tallest = max(map(len, gaps.values()))
+    figure, axes = pyplot.subplots(down, across, squeeze=False, sharey=tallest == min(map(len, gaps.values())),
+                                   figsize=(4 + 3 * across, down * (0.9 + 0.24 * tallest)), layout="constrained")
     for axis in axes.flat[len(gaps):]:
         axis.set_visible(False)
     for axis, (name, of_column) in zip(axes.flat, gaps.items()):
         column = table.columns[name]
         shown = math.exp if column.compare == "ratio" else float
-        for line, (_, gap, width, paper) in enumerate(of_column):
-            axis.plot([shown(gap - width), shown(gap + width)], [line, line], color=OURS, lw=1.5)
-            axis.plot(shown(gap), line, "o", color=OURS, ms=4)
-            if isinstance(paper, str):
-                axis.plot(shown(0), line, "<" if paper == "lower" else ">", color=PAPER, ms=5)
-            elif paper is not None:
-                axis.plot(shown(paper), line, "D", color=PAPER, ms=4)
+        lines = range(len(of_column))
+        axis.hlines(lines, [shown(gap - width) for _, gap, width, _ in of_column],
+                    [shown(gap + width) for _, gap, width, _ in of_column], color=OURS, lw=1.5)
+        axis.plot([shown(gap) for _, gap, *_ in of_column], lines, "o", color=OURS, ms=4)
+        marks = [("<", 0) if paper == "lower" else (">", 0) if paper == "higher" else ("D", paper)
+                 for *_, paper in of_column]
+        for mark in "<>D":
+            if there := [(shown(x), line) for line, (kind, x) in enumerate(marks) if kind == mark and x is not None]:
+                axis.plot(*zip(*there), mark, color=PAPER, ms=4 + (mark != "D"))
         if column.compare == "ratio":
             axis.set_xscale("log")
             low, high = axis.get_xlim()
@@ -64,12 +67,12 @@ def draw(table, contents, pyplot, ticker):
             axis.xaxis.set_major_formatter(lambda x, _: f"{x:g}x")
             axis.xaxis.set_minor_locator(ticker.NullLocator())
         axis.axvline(shown(0), color="gray", lw=0.8)
-        axis.set_yticks(range(len(of_column)), [what for what, *_ in of_column], fontsize=8)
+        axis.set_yticks(lines, [what for what, *_ in of_column], fontsize=8)
         axis.set_ylim(len(of_column) - 0.5, -0.5)
         axis.set_title(column.heading + (", nats" if name == "loss" else ""), fontsize=9)
         axis.tick_params(axis="x", labelsize=8)
         axis.grid(axis="x", alpha=0.3)
-    figure.suptitle(f"{contents['title']}: here (dots) and in the paper (diamonds)", fontsize=10)
+    figure.suptitle(f"{contents['title']}\nhere (dots) and in the paper (diamonds)", fontsize=10)
     return figure
 
 
@@ -81,7 +84,7 @@ def main():
     find_matplotlib().use("svg")
     from matplotlib import pyplot, ticker
     # Letters stay letters, and the same figures make the same file.
-    pyplot.rcParams |= {"svg.fonttype": "none", "svg.hashsalt": "tables", "font.family": "sans-serif"}
+    pyplot.rcParams |= {"svg.fonttype": "none", "svg.hashsalt": "tables", "font.sans-serif": ["DejaVu Sans"]}
     for path in options.tables:
         contents = json.loads(read(path))
         if contents.get("table") not in TABLES:
