@@ -39,36 +39,32 @@ const std::string small = "{repo}/train " + small_run_flags +
 
 TEST_CASE("generate: samples are those of a plain loop over whole forwards, after the context too",
           "[generate][bitwise]") {
-  struct Case {
-    const char* line;
-    bool forever;
-    size_t context;  // of a model that has read everything
-  };
   for (Device device : {Device::cpu, kernel_device}) {
     Context ctx(device);
-    for (const Case& c : {Case{"--norm=gated --norm-rank=3 --attn=g1", false, 5},
-                          {"--position=learned", false, 5},
-                          {"--position=learned --window=3", false, 5},
-                          {"--window=3", true, 11},
-                          {"--window=3 --window-layers=even", false, 5},
-                          {"--window=6", false, 5},
-                          {"--mixer=gated-delta --linear-key-dim=6", true, 11}}) {
-      INFO(c.line << " on " << name_of(device));
-      ModelConfig config = small_model(c.line);
+    for (const auto& [line, forever] : {std::pair{"--norm=gated --norm-rank=3 --attn=g1", false},
+                                        {"--position=learned", false},
+                                        {"--position=learned --window=3", false},
+                                        {"--window=3", true},
+                                        {"--window=3 --window-layers=even", false},
+                                        {"--window=6", false},
+                                        {"--mixer=gated-delta --linear-key-dim=6", true}}) {
+      INFO(line << " on " << name_of(device));
+      ModelConfig config = small_model(line);
       config.context = 5;
-      REQUIRE(grows_forever(config) == c.forever);
+      REQUIRE(grows_forever(config) == forever);
+      const size_t sees = forever ? 11 : 5;
       const Sampler sampler = {1.0, 30, 7, 0.95};
       const std::vector<std::vector<int>> prompts = {{3, 1}, {4, 1}, {5, 9}};
       ModelConfig longer = config;
-      longer.context = c.context;
+      longer.context = sees;
       longer.trained_context = 5;
-      Model whole(longer, 1, c.context, 1, ctx), model(config, 3, 5, 1, ctx);
+      Model whole(longer, 1, sees, 1, ctx), model(config, 3, 5, 1, ctx);
       shake(whole), shake(model);
       auto written = prompts;
       size_t calls = 0;
       continue_sequences(written, 9, model, sampler, [&] { return ++calls < 100; });
       REQUIRE(calls == 9);
-      REQUIRE(written == plain_loop(whole, prompts, 9, sampler, c.forever ? 11 : 5));
+      REQUIRE(written == plain_loop(whole, prompts, 9, sampler, sees));
       auto cut = prompts;
       continue_sequences(cut, 9, model, sampler, [&] { return cut[0].size() < 4; });
       for (size_t b = 0; b < 3; b++) REQUIRE(cut[b] == std::vector(written[b].begin(), written[b].begin() + 4));

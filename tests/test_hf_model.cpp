@@ -56,6 +56,26 @@ std::vector<float> weights_from(const Config& c) {
   return flat;
 }
 
+// After the last token.
+std::vector<float> logits_of(const Config& c, const std::vector<int>& ids) {
+  Context ctx(Device::cpu);
+  Model model(c.model, 1, ids.size(), 1, ctx);
+  model.weights.values.upload(weights_from(c));
+  return model.next_token_logits(ids);
+}
+
+// Reads a folder of these tensors and writes it again: they have the same bytes, and the configuration says the same.
+Config require_comes_back(const Folder& f, const json& config, const TensorMap& tensors, const std::string& more = "") {
+  write_folder(f, "in", config, tensors);
+  fs::remove_all(f / "out");
+  const Config c = config_from(f / "in", " --export=" + (f / "out") + more);
+  export_model(c);
+  REQUIRE(tensors_in(f / "out/model.safetensors") == tensors);
+  REQUIRE(folder_names(f / "out").size() == 2);
+  REQUIRE(config_from(f / "out").source->flags() == c.source->flags());
+  return c;
+}
+
 }  // namespace
 
 TEST_CASE("hf_model: loss, logits and every gradient are those of transformers", "[fixtures]") {
@@ -118,15 +138,8 @@ TEST_CASE("hf_model: what is read and written again has the same bytes in every 
           }
           t = {"BF16", t.shape, bytes_of(rounded)};
         }
-      write_folder(f, "in", fixture.at("config"), tensors);
-      fs::remove_all(f / "out");
-      const Config c = config_from(f / "in", " --export=" + (f / "out") + (rounds ? " --export-dtype=bf16" : "") +
-                                                 (released ? " --export-as=architecture" : ""));
-      export_model(c);
-      REQUIRE(tensors_in(f / "out/model.safetensors") == tensors);
-      REQUIRE(folder_names(f / "out").size() == 2);
-      // And the configuration says the same.
-      REQUIRE(config_from(f / "out").source->flags() == c.source->flags());
+      const std::string dtype = rounds ? " --export-dtype=bf16" : "", as = released ? " --export-as=architecture" : "";
+      require_comes_back(f, fixture.at("config"), tensors, dtype + as);
     }
   }
 }
@@ -143,13 +156,7 @@ TEST_CASE("hf_model: a shared expert may have any width", "[hf]") {
       t.shape[name.ends_with("down_proj.weight") ? 1 : 0] = width;
       t.bytes = bytes_of(values_of<float>(name, count(t.shape), 0.25f));
     }
-    write_folder(f, "in", config, tensors);
-    fs::remove_all(f / "out");
-    const Config c = config_from(f / "in", " --export=" + (f / "out"));
-    REQUIRE(c.model.moe.shared_width() == width);
-    export_model(c);
-    REQUIRE(tensors_in(f / "out/model.safetensors") == tensors);
-    REQUIRE(config_from(f / "out").source->flags() == c.source->flags());
+    REQUIRE(require_comes_back(f, config, tensors).model.moe.shared_width() == width);
   }
   // Whatever an expert's width is.
   MoeConfig moe;
@@ -175,14 +182,8 @@ TEST_CASE("hf_model: with a smaller --context GPT-2 has the first of its positio
   c.source->require_fit(c.model);
   REQUIRE(c.model.context == first);
 
-  Context ctx(Device::cpu);
   const std::vector<int> ids = tokens_of("ids", first, c.model.vocab);
-  const auto logits = [&](const Config& config) {
-    Model model(config.model, 1, first, 1, ctx);
-    model.weights.values.upload(weights_from(config));
-    return model.next_token_logits(ids);
-  };
-  REQUIRE(logits(c) == logits(whole));
+  REQUIRE(logits_of(c, ids) == logits_of(whole, ids));
 
   export_model(c);
   TensorMap shorter = tensors;
@@ -278,17 +279,9 @@ TEST_CASE("hf_model: a folder that is damaged or foreign is refused in one line 
   changed([&](TensorMap& t) { t["model.layers.2.x"] = t.at(norm); },
           "model.safetensors: tensor \"model.layers.2.x\" is none of this model");
   changed([&](TensorMap& t) { t.at(norm).shape = {4, 5}; }, its + "F32 [4,5], expected the shape [20]");
-  changed(
-      [&](TensorMap& t) {
-        t.at(norm) = {"I32", {20}, std::string(80, '\0')};
-      },
-      its + "I32, expected F32, BF16 or F16");
-  changed(
-      [&](TensorMap& t) {
-        t.erase(norm);
-        t[norm + "_blocks"] = {"U8", {20}, std::string(20, '\0')};
-      },
-      its + "MXFP4");
+  const Tensor whole_numbers = {"I32", {20}, std::string(80, '\0')}, blocks = {"U8", {20}, std::string(20, '\0')};
+  changed([&](TensorMap& t) { t.at(norm) = whole_numbers; }, its + "I32, expected F32, BF16 or F16");
+  changed([&](TensorMap& t) { t.erase(norm), t[norm + "_blocks"] = blocks; }, its + "MXFP4");
   write_model(f, "qwen3");
   fs::resize_file(f / "in/model.safetensors", 5000);
   refused("in/model.safetensors: ");
@@ -459,7 +452,6 @@ TEST_CASE("hf_model: transformers opens what is exported, and computes the same 
   const std::vector<int> ids = tokens_of("ids", T, 37);
   std::string command = python + " {repo}/scripts/open_export.py ";
   for (size_t i = 0; i < T; i++) command += (i ? "," : "") + std::to_string(ids[i]);
-  Context ctx(Device::cpu);
   std::map<std::string, Numbers> expected;
   for (const json& fixture : hf_models()) {
     const std::string name = fixture.at("name");
@@ -469,9 +461,7 @@ TEST_CASE("hf_model: transformers opens what is exported, and computes the same 
     const Config c = config_from(f / "in", " --export=" + (f / folder));
     export_model(c);
     command += " " + folder;
-    Model model(c.model, 1, T, 1, ctx);
-    model.weights.values.upload(weights_from(c));
-    const std::vector<float> logits = model.next_token_logits(ids);
+    const std::vector<float> logits = logits_of(c, ids);
     expected[name] = Numbers(logits.begin(), logits.end());
   }
   size_t line = 0;
