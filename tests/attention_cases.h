@@ -78,6 +78,39 @@ struct AttentionTrial : Trial {
   Array<float> of_sink() { return kind == Kind::none ? Array<float>() : out(stat_size(s)); }
 };
 
+// No bit of tokens up to t depends on later ones, nor of tokens in a window on what is before it: what these queries do
+// not see is `before` or `after`.
+template <class Attended, class Inputs>
+void hidden_tokens(const Inputs& in, size_t t, float before, float after, Nan nan) {
+  const AttentionShape& s = in.s;
+  INFO("window " << s.window << " token " << t);
+  // Tokens [from, to) of (T, heads, D).
+  const auto tokens = [&](const auto& x, size_t from, size_t to) {
+    const size_t row = x.values().size() / s.T;
+    return std::vector<float>(x.ref + from * row, x.ref + to * row);
+  };
+  const auto spoil = [&](std::vector<float>& x, size_t from, size_t to, float with) {
+    const size_t row = x.size() / s.T;
+    std::fill(x.begin() + ptrdiff_t(from * row), x.begin() + ptrdiff_t(to * row), with);
+  };
+  // Queries [from, t) may see keys [first_key(from), t) only, keys [t + 1, to) only queries below end_query(to - 1).
+  const size_t from = s.window ? t - 1 : 0, to = s.window ? t + 2 : s.T;
+  Inputs keys = in, queries = in;
+  for (auto* x : {&keys.k, &keys.v}) spoil(*x, 0, s.first_key(from), before), spoil(*x, t, s.T, after);
+  for (auto* x : {&queries.q, &queries.dout}) spoil(*x, 0, t + 1, before), spoil(*x, s.end_query(to - 1), s.T, after);
+  Attended expected(in), of_keys(keys, nan), of_queries(queries, nan);
+  for (const auto& [x, y] : {std::pair(&expected.o, &of_keys.o), {&expected.dq, &of_keys.dq}}) {
+    REQUIRE_BITWISE(tokens(*x, from, t), tokens(*y, from, t));
+    REQUIRE(tokens(*x, t, s.T) != tokens(*y, t, s.T));
+  }
+  for (size_t h = 0; h < s.H; h++)
+    REQUIRE_BITWISE(std::vector(&expected.lse.ref[h * s.T + from], &expected.lse.ref[h * s.T + t]),
+                    std::vector(&of_keys.lse.ref[h * s.T + from], &of_keys.lse.ref[h * s.T + t]));
+  for (const auto& [x, y] : {std::pair(&expected.dk, &of_queries.dk), {&expected.dv, &of_queries.dv}})
+    REQUIRE_BITWISE(tokens(*x, t + 1, to), tokens(*y, t + 1, to));
+  for (Attended* a : {&expected, &of_keys, &of_queries}) a->on_every_device();
+}
+
 // ---- with a cache
 
 enum class CachedKind { softmax, sigmoid, sink, kv_bias };

@@ -121,43 +121,9 @@ TEST_CASE("attention: the CPU twin and the kernels equal the reference bit for b
 
 TEST_CASE("attention: no bit depends on what a query does not see", "[bitwise]") {
   const struct { size_t window, t; } cases[] = {{0, 1}, {0, 70}, {9, 65}};
-  for (auto [window, t] : cases) {
-    INFO("window " << window << " token " << t);
-    const AttentionShape s = windowed({1, 80, 2, 1, 12}, window);
-    const Inputs in(s, plain, Kind::kv_bias);
-    const Attended expected(in);
-    // Tokens [from, to) of (T, heads, D).
-    auto tokens = [&](const Array<float>& x, size_t from, size_t to) {
-      const size_t row = x.values().size() / s.T;
-      return std::vector<float>(x.ref + from * row, x.ref + to * row);
-    };
-    auto spoil = [&](std::vector<float>& x, size_t from, size_t to, float with) {
-      const size_t row = x.size() / s.T;
-      std::fill(x.begin() + from * row, x.begin() + to * row, with);
-    };
-    // Queries [from, t) may see keys [first_key(from), t) only, keys [t + 1, to) only queries below
-    // end_query(to - 1).
-    const size_t from = window ? t - 1 : 0, to = window ? t + 2 : s.T;
-    Inputs keys = in, queries = in;
-    for (auto* x : {&keys.k, &keys.v}) {
-      spoil(*x, 0, s.first_key(from), NAN);
-      spoil(*x, t, s.T, INFINITY);
-    }
-    for (auto* x : {&queries.q, &queries.dout}) {
-      spoil(*x, 0, t + 1, NAN);
-      spoil(*x, s.end_query(to - 1), s.T, INFINITY);
-    }
-    Attended before(keys, Nan::expected), after(queries, Nan::expected);
-    REQUIRE_BITWISE(tokens(expected.o, from, t), tokens(before.o, from, t));
-    REQUIRE_BITWISE(tokens(expected.dq, from, t), tokens(before.dq, from, t));
-    for (size_t h = 0; h < s.H; h++)
-      REQUIRE(bitwise_difference(std::vector(&expected.lse.ref[h * s.T + from], &expected.lse.ref[h * s.T + t]),
-                                 std::vector(&before.lse.ref[h * s.T + from], &before.lse.ref[h * s.T + t])) == "");
-    REQUIRE_BITWISE(tokens(expected.dk, t + 1, to), tokens(after.dk, t + 1, to));
-    REQUIRE_BITWISE(tokens(expected.dv, t + 1, to), tokens(after.dv, t + 1, to));
-    before.on_every_device();
-    after.on_every_device();
-  }
+  for (auto [window, t] : cases)
+    hidden_tokens<Attended>(Inputs(windowed({1, 80, 2, 1, 12}, window), plain, Kind::kv_bias), t, NAN, INFINITY,
+                            Nan::expected);
 }
 
 TEST_CASE("attention: a window of the whole sequence or more is full attention", "[bitwise]") {
