@@ -12,9 +12,9 @@
 #include <sys/stat.h>
 
 #include <functional>
-#include <nlohmann/json.hpp>
 #include <thread>
 
+#include "tests/fixtures.h"
 #include "tests/script.h"
 #include "tests/shard.h"
 #include "training/checkpoint/checkpoint.h"
@@ -210,20 +210,11 @@ TEST_CASE("cli: more threads than cores are warned about, and change no bit, nor
     REQUIRE(one == fingerprint_of(as_many));
 }
 
-TEST_CASE("cli: --match-params says what it chose, and a model that cannot be is refused", "[cli]") {
+TEST_CASE("cli: help, the flag map, a width that is chosen, a version that names the commit and the compiler",
+          "[cli]") {
   const Cli f;
-  REQUIRE(says(f.train("--attn=g1 --norm=gated --match-params=--attn=full --describe").text,
-               {"--ffn-hidden=", "than the"}));
-  for (const auto& [flags, named] :
-       {std::pair("--params=100 --describe", "100 parameters"),
-        {"--match-params=--no-such-flag --describe", "--no-such-flag"},
-        {"--data=bigram-backcopy --hidden=100000 --ffn-hidden=300000 --layers=100", "out of memory"},
-        {"--preset=gpt5", "--preset=gpt5"}})
-    f.refused(flags, named);
-}
-
-TEST_CASE("cli: help, the flag map, and a version that names the commit and the compiler", "[cli]") {
-  const Cli f;
+  REQUIRE(
+      says(f.trained("--attn=g1 --norm=gated --match-params=--attn=full --describe"), {"--ffn-hidden=", "than the"}));
   REQUIRE(says(f.trained("--help"), {"--norm", "--attn", "--data", "--resume", "--device", "gated", "g1"}));
   f.trained("--flag-map");
   const std::string said = f.trained("--version");
@@ -960,14 +951,7 @@ TEST_CASE("cli: an export that is interrupted leaves nothing, of one that is kil
 // (Each flag that is wrong: tests/test_flags.cpp; each file: tests/test_dataloader.cpp.)
 TEST_CASE("cli: bad input is one clear line and no crash", "[cli]") {
   const Cli f;
-  for (const auto& [flags, named] : {std::pair<std::string, std::string>("--nomr=gated", "--nomr"),
-                                     {"--device=cpu --data=missing.txt", "missing.txt"},
-                                     {"--hidden=1000000000000", ""},
-                                     {"--batch=1000000000000 --context=1000000000", ""},
-                                     {"--device=cpu --hidden=1000000 --ffn-hidden=1000000", "memory"},
-                                     {small("--out=/proc/no/such/folder"), "--out=/proc/no/such/folder: cannot create"},
-                                     {small("--lr=1e3 --min-lr=0 --clip=1e30 --steps=40"), "diverged"}})
-    f.refused(flags, named);
+  for (const auto& [flags, named] : refusals("program")) f.refused(flags, named);
   // A name need not be UTF-8, but what a checkpoint remembers must be.
   f.write("caf\xe9.txt", std::string(20000, 'x'));
   const std::string latin = tiny("--data=caf\xe9.txt ");
