@@ -5,15 +5,12 @@
 //   asan   AddressSanitizer or UBSan ended the process (build with -fsanitize=address,undefined)
 #include "tests/planted_bugs.cuh"
 
-#include <sys/wait.h>
-#include <unistd.h>
-
 #include <cmath>
 #include <cstdio>
 #include <cstring>
 #include <vector>
 
-#include "tests/catch.h"
+#include "tests/child.h"
 #include "tests/compare.h"
 #include "tests/simt_config.h"
 
@@ -54,24 +51,12 @@ Outcome compare(Kernel kernel, const std::vector<float>& expected) {
 
 // The same in a child process, which a sanitizer may end.
 Outcome compare_in_child(Kernel kernel, const std::vector<float>& expected) {
-  int ends[2];
-  REQUIRE(pipe(ends) == 0);
-  const pid_t child = fork();
-  REQUIRE(child >= 0);
-  if (child == 0) {
-    dup2(ends[1], STDERR_FILENO);
+  const auto [status, said] = in_child([&] {
     const Outcome outcome = compare(kernel, expected);
     fprintf(stderr, "%s", outcome.said.c_str());
     _exit(100 + outcome.finding);
-  }
-  close(ends[1]);
-  std::string said;
-  char buffer[4096];
-  for (ssize_t n; (n = read(ends[0], buffer, sizeof buffer)) > 0;) said.append(buffer, n);
-  close(ends[0]);
-  int status;
-  REQUIRE(waitpid(child, &status, 0) == child);
-  if (WIFEXITED(status) && WEXITSTATUS(status) >= 100) return {Finding(WEXITSTATUS(status) - 100), said};
+  });
+  if (status >= 100) return {Finding(status - 100), said};
   INFO(said);
   REQUIRE((said.find("AddressSanitizer") != std::string::npos || said.find("runtime error") != std::string::npos));
   return {sanitizer, said};

@@ -1,8 +1,6 @@
 // What the machine that runs PTX (ptx/machine.h) reports and refuses: accesses outside of what is there, threads that
 // wait for one another, forms that are not known, races; and the orders in which threads run.
 #include <signal.h>
-#include <sys/wait.h>
-#include <unistd.h>
 
 #include <cstdio>
 #include <functional>
@@ -12,6 +10,7 @@
 #include <set>
 #include <sstream>
 
+#include "tests/child.h"
 #include "tests/ptx_kernels.h"
 
 namespace {
@@ -336,17 +335,12 @@ TEST_CASE("PTX_ORDER: blocks and threads run in it") {
 
 TEST_CASE("A host that follows a device pointer ends with a line that says so") {
   const Device<float> a(25);
-  const std::string text = said([&] {
-    const pid_t child = fork();
-    if (child == 0) {
-      signal(SIGSEGV, SIG_DFL);  // (in the place of Catch's)
-      ptx::allocate(1);
-      _exit(static_cast<volatile float*>(a.p)[2] == 0);
-    }
-    int status = 0;
-    waitpid(child, &status, 0);
-    CHECK(WIFSIGNALED(status));
+  const auto [status, text] = gated::in_child([&] {
+    signal(SIGSEGV, SIG_DFL);  // (in the place of Catch's)
+    ptx::allocate(1);
+    _exit(static_cast<volatile float*>(a.p)[2] == 0);
   });
+  CHECK(status < 0);  // a signal
   CHECK(has(text, "ptx: the host follows a device pointer: "));
   CHECK(has(text, "8 bytes into a live allocation of 100 bytes"));
 }

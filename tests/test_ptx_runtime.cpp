@@ -2,8 +2,8 @@
 // captures, and what a program that breaks a rule ends with. (It is linked without ptx/machine.cpp.)
 #include <cublasLt.h>
 #include <cuda_runtime_api.h>
+#include <signal.h>
 #include <sys/mman.h>
-#include <sys/wait.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -17,7 +17,7 @@
 #include <vector>
 
 #include "ptx/machine.h"
-#include "tests/catch.h"
+#include "tests/child.h"
 #include "tests/contents.h"
 
 using gated::says;
@@ -183,28 +183,14 @@ cudaError_t begin(cudaStream_t stream, cudaStreamCaptureMode mode = cudaStreamCa
 #define HERE(code, ...) \
   for (const auto said : {__VA_ARGS__}) CHECK_HERE(said == code)
 std::string ends(int status, const std::string& text, const std::function<void()>& body) {
-  int ends[2];
-  REQUIRE(pipe(ends) == 0);
-  fflush(nullptr);
-  const pid_t child = fork();
-  if (child == 0) {
-    dup2(ends[1], 2);
-    close(ends[0]);
-    signal(SIGSEGV, SIG_DFL);
+  const gated::Child ended = gated::in_child([&] {
+    signal(SIGSEGV, SIG_DFL);  // (in the place of Catch's)
     body();
-    exit(0);
-  }
-  close(ends[1]);
-  std::string said;
-  char some[4096];
-  for (ssize_t n; (n = read(ends[0], some, sizeof some)) > 0;) said.append(some, size_t(n));
-  close(ends[0]);
-  int ended;
-  REQUIRE(waitpid(child, &ended, 0) == child);
-  INFO(said);
-  REQUIRE((WIFEXITED(ended) ? WEXITSTATUS(ended) : -WTERMSIG(ended)) == status);
-  REQUIRE(says(said, {text}));
-  return said;
+  });
+  INFO(ended.said);
+  REQUIRE(ended.status == status);
+  REQUIRE(says(ended.said, {text}));
+  return ended.said;
 }
 // A stream that a capture has begun in; a graph of what body() gives it, ready to be launched.
 cudaStream_t capturing() {
