@@ -89,51 +89,6 @@ TEST_CASE("residual: forward and backward as they are described", "[bitwise]") {
   REQUIRE_BITWISE(dbranch_expected, dbranch);
 }
 
-TEST_CASE("residual: what is off changes no bit") {
-  Context cpu(Device::cpu);
-  const float x[] = {-0.0f, 0x1p127f, 1.0f}, branch[] = {-0.0f, 0x1p127f, 0x1p-24f};
-  const float d[] = {-0.0f, 2.0f, 3.0f};
-  float sum[3], dx[3], dbranch[3];
-  REQUIRE(Join{}.plain());
-  residual_forward(sum, {x, branch}, 1, 3, cpu);
-  REQUIRE_BITWISE((std::vector<float>{-0.0f, INFINITY, 1.0f}), std::vector<float>(sum, sum + 3));
-  // An infinite element of a sum that is not clipped passes its gradient, with or without the clip of the
-  // branch.
-  for (float clip_branch : {INFINITY, 0x1.8p127f}) {
-    const Join join = {clip_branch, INFINITY, {}};
-    REQUIRE(join.plain() == (clip_branch == INFINITY));
-    residual_backward(dx, dbranch, nullptr, {sum, d, branch, join}, 1, 3, cpu);
-    REQUIRE_BITWISE(std::vector<float>(d, d + 3), std::vector<float>(dx, dx + 3));
-    REQUIRE_BITWISE(std::vector<float>(d, d + 3), std::vector<float>(dbranch, dbranch + 3));
-  }
-}
-
-TEST_CASE("residual: a value on its bound is clipped") {
-  Context cpu(Device::cpu);
-  const float x[] = {0.5f, -0.5f, 0.5f, 0.0f, 0.0f}, branch[] = {0.5f, -0.5f, 0.4375f, 0.75f, -0.75f},
-              d[] = {1, 1, 1, 1, 1};
-  float sum[5], dx[5], dbranch[5];
-  const Join join = {0.75f, 1.0f, {}};
-  residual_forward(sum, {x, branch, join}, 1, 5, cpu);
-  residual_backward(dx, dbranch, nullptr, {sum, d, branch, join}, 1, 5, cpu);
-  REQUIRE_BITWISE((std::vector<float>{1, -1, 0.9375f, 0.75f, -0.75f}), std::vector<float>(sum, sum + 5));
-  REQUIRE_BITWISE((std::vector<float>{0, 0, 1, 1, 1}), std::vector<float>(dx, dx + 5));
-  REQUIRE_BITWISE((std::vector<float>{0, 0, 1, 0, 0}), std::vector<float>(dbranch, dbranch + 5));
-}
-
-TEST_CASE("residual: a branch that replaces the stream is all that is left", "[bitwise]") {
-  Trial t;
-  const auto branch = t.in({-0.0f, 2.0f, -5.0f, 0.5f}), d = t.in({1, 2, 3, 4});
-  const auto plain = t.expect(branch.values()), sum = t.expect({-0.0f, 2.0f, -3.0f, 0.5f}), dx = t.expect({1, 2, 0, 4}),
-             dbranch = t.expect({1, 2, 0, 4});
-  const Join join = {.clip_branch = 4, .clip_sum = 3, .dropout = {}};
-  t.on_every_device([&](Context& ctx) {
-    residual_forward(plain, ResidualIn{nullptr, branch}, 1, 4, ctx);
-    residual_forward(sum, {nullptr, branch, join}, 1, 4, ctx);
-    residual_backward(dx, dbranch, d, {.x = sum, .branch = branch, .join = join}, 1, 4, ctx);
-  });
-}
-
 TEST_CASE("residual: a plain join is an addition, to the bit", "[bitwise]") {
   const size_t N = 9, C = 131;
   auto x0 = random_values<float>(N * C, 1), branch0 = random_values<float>(N * C, 2);
@@ -187,28 +142,57 @@ TEST_CASE("residual: CPU and kernels equal the reference bit for bit", "[bitwise
       }
 }
 
-// The bound lies between two neighbouring bf16, and the sum is stored as the one below it.
-TEST_CASE("residual: a sum in bf16 that was cut has no gradient", "[bitwise]") {
-  const Join join = {.clip_sum = 0.7f, .dropout = {}};
-  const float cut = bf16(0.7f);
-  REQUIRE(cut < 0.7f);
+// A row by hand. Without x the branch replaces the stream, without a branch nothing joins, however it would: then `sum`
+// is what the backward is given. A gradient comes from the norm, or from the stream.
+struct ByHand {
+  const char* what;
+  Join join;
+  std::vector<float> x, branch, d, sum, dx, dbranch;
+};
+template <class S>
+static void require_by_hand(const ByHand& c, bool from_norm) {
+  INFO(c.what << ", " << name_of(storage_of<S>) << ", from the norm " << from_norm);
+  const size_t C = c.d.size();
+  const auto some = [&](auto array, const std::vector<float>& x) { return x.empty() ? Array<S>() : array(x); };
   Trial t;
-  const auto x = t.in<bf16>({0.5f, -0.5f, 0.25f}), branch = t.in<bf16>({1.0f, -1.0f, 0.25f}), d = t.in<bf16>({1, 2, 3});
-  const auto sum = t.expect<bf16>({cut, -cut, 0.5f}), dx = t.expect<bf16>({0, 0, 3}),
-             dbranch = t.expect<bf16>({0, 0, 3});
+  const auto in = [&](const std::vector<float>& x) { return t.in<S>(x); };
+  const auto out = [&](const std::vector<float>& x) { return t.expect<S>(x); };
+  const auto x = some(in, c.x), branch = some(in, c.branch), d = in(c.d), dx = out(c.dx),
+             dbranch = some(out, c.dbranch), sum = c.branch.empty() ? in(c.sum) : out(c.sum);
   t.on_every_device([&](Context& ctx) {
-    residual_forward(sum, {x, branch, join}, 1, 3, ctx);
-    residual_backward(dx, dbranch, d, {.x = sum, .branch = branch, .join = join}, 1, 3, ctx);
+    const Join join = on_device(ctx, c.join);
+    if (!c.branch.empty()) residual_forward(sum, {x, branch, join}, 1, C, ctx);
+    residual_backward(dx, dbranch, from_norm ? d : Array<S>(), {sum, from_norm ? Array<S>() : d, branch, join}, 1, C,
+                      ctx);
   });
 }
 
-TEST_CASE("residual: without a branch nothing joins, however it would") {
-  Context cpu(Device::cpu);
-  const uint64_t stream = 2;
-  const float x[] = {5.0f, -7.0f}, d[] = {1.0f, 2.0f};
-  float dx[2];
-  residual_backward(dx, nullptr, d, {.x = x, .join = {1.0f, 1.0f, {0.5f, 1, &stream}}}, 1, 2, cpu);
-  REQUIRE_BITWISE(std::vector<float>(d, d + 2), std::vector<float>(dx, dx + 2));
+TEST_CASE("residual: rows by hand", "[bitwise]") {
+  static const uint64_t stream = 2;
+  const Join off, high = {0x1.8p127f, INFINITY, {}};
+  REQUIRE((off.plain() && !high.plain()));
+  using Row = std::vector<float>;
+  // An infinite element of a sum that is not clipped passes its gradient.
+  const Row x = {-0.0f, 0x1p127f, 1}, branch = {-0.0f, 0x1p127f, 0x1p-24f}, sum = {-0.0f, INFINITY, 1},
+            d = {-0.0f, 2, 3};
+  const Row x2 = {0.5f, -0.5f, 0.5f, 0, 0}, branch2 = {0.5f, -0.5f, 0.4375f, 0.75f, -0.75f}, d2(5, 1.0f),
+            sum2 = {1, -1, 0.9375f, 0.75f, -0.75f};
+  const Row alone = {-0.0f, 2, -5, 0.5f}, d3 = {1, 2, 3, 4}, d3_clipped = {1, 2, 0, 4};
+  // The bound of a clip of bf16 lies between two neighbours, and the sum is stored as the one below it.
+  const float cut = bf16(0.7f);
+  REQUIRE(cut < 0.7f);
+  const Row x4 = {0.5f, -0.5f, 0.25f}, branch4 = {1, -1, 0.25f}, sum4 = {cut, -cut, 0.5f}, d4 = {0, 0, 3};
+  for (bool from_norm : {false, true}) {
+    for (const ByHand& c :
+         {ByHand{"off", off, x, branch, d, sum, d, d},
+          {"a high clip", high, x, branch, d, sum, d, d},
+          {"on the bound", {0.75f, 1, {}}, x2, branch2, d2, sum2, {0, 0, 1, 1, 1}, {0, 0, 1, 0, 0}},
+          {"no stream", off, {}, alone, d3, alone, d3, d3},
+          {"no stream, clips", {4, 3, {}}, {}, alone, d3, {-0.0f, 2, -3, 0.5f}, d3_clipped, d3_clipped},
+          {"no branch", {1, 1, {0.5f, 1, &stream}}, {}, {}, d, {5, -7, 1}, d, {}}})
+      require_by_hand<float>(c, from_norm);
+    require_by_hand<bf16>({"cut", {INFINITY, 0.7f, {}}, x4, branch4, {1, 2, 3}, sum4, d4, d4}, from_norm);
+  }
 }
 
 TEST_CASE("residual: what it refuses") {
