@@ -485,27 +485,10 @@ TEST_CASE("bigram-backcopy: BOS, bigrams, and copies after triggers", "[dataload
   CHECK(copies > 200 * 100 / 5);  // triggers are frequent tokens
 }
 
-TEST_CASE("bigram-backcopy: a sequence depends on seed, split and index only", "[dataloader]") {
-  const auto read = [](uint64_t seed, bool validation, size_t i, size_t T) {
-    const Data data = open_data({.data = "bigram-backcopy", .seed = seed});
-    std::vector<int32_t> x(T + 1);
-    (validation ? data.val : data.train)->sequence(i, T, x.data());
-    return x;
-  };
-  const auto x = read(1, false, 4, 50);
-  CHECK(read(1, false, 4, 50) == x);
-  CHECK(read(2, false, 4, 50) != x);
-  CHECK(read(1, true, 4, 50) != x);
-  CHECK(read(1, false, 5, 50) != x);
-  auto longer = read(1, false, 4, 80);  // a longer context prolongs the same sequence
-  longer.resize(51);
-  CHECK(longer == x);
-  CHECK(open_data({.data = "bigram-backcopy", .vocab = 300}).train->vocab() == 300);
-  CHECK_REFUSED(open_data({.data = "bigram-backcopy", .vocab = 5}), "--vocab=5", "8 to 4096");
-}
-
+// (That its index does too: the 200 sequences above.)
 TEST_CASE("bigram-backcopy: the seed decides the language, and split and seed its sequences", "[dataloader]") {
   const Folder folder;
+  std::set<std::vector<int32_t>> seen;
   const std::string text = folder.write("text", "the quick brown fox jumps over the lazy dog, and back again.");
   const std::string bytes = contents(text);
   const auto sequences = [](const TokenStream& stream) {
@@ -521,9 +504,16 @@ TEST_CASE("bigram-backcopy: the seed decides the language, and split and seed it
     CHECK(sequences(*random.val) == sequences(BigramBackcopy(made, seed, 1)));
     CHECK(sequences(*of_text.train) == sequences(BigramBackcopy(counted, seed, 0)));
     CHECK(sequences(*of_text.val) == sequences(BigramBackcopy(counted, seed, 1)));
-    CHECK(sequences(*random.train) != sequences(*random.val));
+    for (const Data& data : {random, of_text}) seen.insert({sequences(*data.train), sequences(*data.val)});
     CHECK(open_data({.data = "bigram-backcopy", .seed = seed}).train->vocab() == 64);
+    std::vector<int32_t> longer(81), x(51);  // a longer context prolongs the same sequence
+    random.train->sequence(4, 80, longer.data());
+    random.train->sequence(4, 50, x.data());
+    CHECK(std::equal(x.begin(), x.end(), longer.begin()));
   }
+  CHECK(seen.size() == 8);
+  CHECK(open_data({.data = "bigram-backcopy", .vocab = 300}).train->vocab() == 300);
+  CHECK_REFUSED(open_data({.data = "bigram-backcopy", .vocab = 5}), "--vocab=5", "8 to 4096");
 }
 
 TEST_CASE("bigram-backcopy: the text's own bigrams, its commonest bytes as triggers", "[dataloader]") {

@@ -113,18 +113,17 @@ TEST_CASE("from: what is no model, and what the model is not, is refused in one 
 
   // Weights that are no numbers.
   const auto altered = [&](const std::string& from, const std::string& to, const auto& change) {
-    const SafetensorsFile run(f / (from + "/step_00000006.safetensors"));
+    const Checkpoint run(f / (from + "/step_00000006.safetensors"));
     std::map<std::string, std::vector<float>> values;
-    for (const auto& [name, entry] : run.header().tensors) {
-      values[name].resize((entry.end - entry.begin) / sizeof(float));
-      run.read_floats(name, entry, values[name].data());
+    std::vector<TensorView> tensors;
+    for (const auto& [name, t] : run.tensors()) {
+      values[name].resize(count(t.shape));
+      run.read(name, t.shape, values[name].data());
+      tensors.push_back({name, t.shape, values[name].data()});
     }
     change(values);
-    std::vector<TensorView> tensors;
-    for (const auto& [name, entry] : run.header().tensors) tensors.push_back({name, entry.shape, values[name].data()});
-    std::map<std::string, std::string> metadata;
-    for (const auto& [key, value] : run.header().metadata)
-      if (!key.starts_with("gated.")) metadata[key] = value;
+    std::map<std::string, std::string> metadata = run.metadata();
+    std::erase_if(metadata, [](const auto& entry) { return entry.first.starts_with("gated."); });
     fs::create_directory(f / to);
     save_checkpoint(f / (to + "/step_00000006.safetensors"), tensors, metadata);
   };
