@@ -331,21 +331,14 @@ TEST_CASE("host_math: within one unit in the last place of long double", "[math]
 }
 
 TEST_CASE("host_math: limits and domains", "[math]") {
-  CHECK(host_exp(0) == 1);
-  CHECK(host_exp(-INFINITY) == 0);
-  CHECK(host_exp(INFINITY) == INFINITY);
-  CHECK(host_log(1) == 0);
-  CHECK(host_log(0) == -INFINITY);
-  CHECK(host_log(INFINITY) == INFINITY);
-  CHECK(std::isnan(host_log(-1)));
-  CHECK(host_pow(7, 0) == 1);
-  CHECK(host_pow(2, 10) == 1024);
-  CHECK(host_power(3, 5) == 243);
-  CHECK(host_power(0.5, 0) == 1);
-  CHECK(host_power(0, 3) == 0);
+  const double is[] = {host_exp(0),      host_exp(-INFINITY), host_exp(INFINITY), host_log(1),
+                       host_log(0),      host_log(INFINITY),  host_pow(7, 0),     host_pow(2, 10),
+                       host_power(3, 5), host_power(0.5, 0),  host_power(0, 3),   host_sin(0),
+                       host_cos(0)};
+  CHECK(std::vector(std::begin(is), std::end(is)) ==
+        std::vector<double>{1, 0, INFINITY, 0, -INFINITY, INFINITY, 1, 1024, 243, 1, 0, 0, 1});
   CHECK(host_power(0.9, 1000) == Approx(std::pow(0.9, 1000)).epsilon(1e-13));
-  CHECK(host_sin(0) == 0);
-  CHECK(host_cos(0) == 1);
+  CHECK(std::isnan(host_log(-1)));
   for (auto f : {host_exp, host_log, host_sin, host_cos}) CHECK(std::isnan(f(NAN)));
   CHECK_THROWS_AS(host_sin(0x1p31), Error);
   CHECK_THROWS_AS(host_cos(-INFINITY), Error);

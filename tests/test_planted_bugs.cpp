@@ -12,6 +12,7 @@
 
 #include "tests/child.h"
 #include "tests/compare.h"
+#include "tests/contents.h"
 #include "tests/simt_config.h"
 
 using namespace gated;
@@ -58,7 +59,7 @@ Outcome compare_in_child(Kernel kernel, const std::vector<float>& expected) {
   });
   if (status >= 100) return {Finding(status - 100), said};
   INFO(said);
-  REQUIRE((said.find("AddressSanitizer") != std::string::npos || said.find("runtime error") != std::string::npos));
+  REQUIRE((contains(said, "AddressSanitizer") || contains(said, "runtime error")));
   return {sanitizer, said};
 }
 
@@ -149,7 +150,7 @@ TEST_CASE("planted bugs: each is found, its twin is clean") {
       for (const Outcome& o : outcomes) {
         INFO(o.said);
         REQUIRE(o.finding == bug.by_shadow);
-        if (o.finding == race) REQUIRE(o.said.find("tests/planted_bugs.cuh:") != std::string::npos);
+        if (o.finding == race) REQUIRE(contains(o.said, "tests/planted_bugs.cuh:"));
       }
     } else {
       REQUIRE((found > 0 || !(simt::under_asan ? bug.in_asan : bug.plain)));
@@ -169,19 +170,16 @@ TEST_CASE("planted bugs: the first cause of a race comes first, and all are coun
     const Outcome early = find_in_order(planted::no_barrier_after_load<true>, {}, order);
     INFO(early.said);
     REQUIRE(early.finding == race);
-    REQUIRE(early.said.rfind("simt: a data race: block (0,0,0) thread ", 0) == 0);
-    REQUIRE(early.said.find("no thread of its block") == std::string::npos);
-    REQUIRE(early.said.find(" times") != std::string::npos);
+    REQUIRE(early.said.starts_with("simt: a data race: block (0,0,0) thread "));
+    REQUIRE((contains(early.said, " times") && !contains(early.said, "no thread of its block")));
 
     const Outcome many = find_in_order(planted::no_barriers<true>, {}, order);
     INFO(many.said);
-    REQUIRE(many.said.find(" data races. The first, which others may follow from: block (0,0,0) thread ") !=
-            std::string::npos);
-    REQUIRE(many.said.find(". Then: block ") != std::string::npos);
-    REQUIRE(many.said.find("; and ") != std::string::npos);
+    REQUIRE(says(many.said, {" data races. The first, which others may follow from: block (0,0,0) thread ",
+                             ". Then: block ", "; and "}));
     REQUIRE(simt::races().size() > 3);
   }
   // What nobody writes stays what it is.
   const Outcome unwritten = find_in_order(planted::unwritten_dynamic<true>, {}, 0);
-  REQUIRE(unwritten.said.find("shared memory that no thread of its block has written yet") != std::string::npos);
+  REQUIRE(contains(unwritten.said, "shared memory that no thread of its block has written yet"));
 }
