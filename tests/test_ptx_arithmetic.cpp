@@ -34,6 +34,12 @@ void add(const std::string& group, const std::string& text, char result, Expecte
   groups[group].push_back({text, result, std::move(expected)});
 }
 
+// An expression of the operands.
+#define GIVES(...)                                                                                        \
+  [=]([[maybe_unused]] Word a, [[maybe_unused]] Word b, [[maybe_unused]] Word c) -> std::optional<Word> { \
+    return __VA_ARGS__;                                                                                   \
+  }
+
 template <class T>
 constexpr int width = int(8 * sizeof(T));
 template <class T>
@@ -70,14 +76,10 @@ void integers(bool signs_too = true) {
     add(group, text, result, std::move(expected));
   };
   const auto form = [&](const std::string& text, Expected expected) { into(letter<T>, text, std::move(expected)); };
-  const auto one = [&](const std::string& op, auto f) {
-    form(op + " $, @1", [f](Word a, Word, Word) { return Word(f(T(a))); });
-  };
-  const auto two = [&](const std::string& op, auto f) {
-    form(op + " $, @1, @2", [f](Word a, Word b, Word) { return Word(f(T(a), T(b))); });
-  };
+  const auto one = [&](const std::string& op, auto f) { form(op + " $, @1", GIVES(f(T(a)))); };
+  const auto two = [&](const std::string& op, auto f) { form(op + " $, @1, @2", GIVES(f(T(a), T(b)))); };
   const auto compare = [&](const std::string& op, auto f) {
-    into('p', "setp." + op + " $, @1, @2", [f](Word a, Word b, Word) { return Word(f(T(a), T(b))); });
+    into('p', "setp." + op + " $, @1, @2", GIVES(f(T(a), T(b))));
   };
   two("add.T", [](T a, T b) { return I(a) + b; });
   two("sub.T", [](T a, T b) { return I(a) - b; });
@@ -86,14 +88,14 @@ void integers(bool signs_too = true) {
   two("min.T", [](T a, T b) { return std::min(a, b); });
   // (a division by zero gives what the ISA calls unspecified)
   using Maybe = std::optional<Word>;
-  form("div.T $, @1, @2", [](Word a, Word b, Word) { return T(b) ? Maybe(I(T(a)) / T(b)) : Maybe(); });
-  form("rem.T $, @1, @2", [](Word a, Word b, Word) { return T(b) ? Maybe(I(T(a)) % T(b)) : Maybe(); });
+  form("div.T $, @1, @2", GIVES(T(b) ? Maybe(I(T(a)) / T(b)) : Maybe()));
+  form("rem.T $, @1, @2", GIVES(T(b) ? Maybe(I(T(a)) % T(b)) : Maybe()));
   for (T n : {7, 10, 64}) {  // immediate operands
     const std::string with = ".T $, @1, " + words(int(n));
-    form("div" + with, [n](Word a, Word, Word) { return Word(I(T(a)) / n); });
-    form("rem" + with, [n](Word a, Word, Word) { return Word(I(T(a)) % n); });
-    form("min" + with, [n](Word a, Word, Word) { return Word(std::min(T(a), n)); });
-    form("add" + with, [n](Word a, Word, Word) { return Word(I(T(a)) + n); });
+    form("div" + with, GIVES(I(T(a)) / n));
+    form("rem" + with, GIVES(I(T(a)) % n));
+    form("min" + with, GIVES(std::min(T(a), n)));
+    form("add" + with, GIVES(I(T(a)) + n));
   }
   compare("eq.T", std::equal_to<T>());
   compare("ne.T", std::not_equal_to<T>());
@@ -101,20 +103,17 @@ void integers(bool signs_too = true) {
   compare("le.T", std::less_equal<T>());
   compare("gt.T", std::greater<T>());
   compare("ge.T", std::greater_equal<T>());
-  into('p', "setp.gt.T $, @1, 100", [](Word a, Word, Word) { return Word(T(a) > T(100)); });
+  into('p', "setp.gt.T $, @1, 100", GIVES(T(a) > T(100)));
   // Shifts are by 32 unsigned bits, and end at the width.
-  form("shr.T $, @1, %r2",
-       [](Word a, Word b, Word) { return Word(I(T(a)) >> std::min<uint32_t>(uint32_t(b), width<T>)); });
-  form("selp.T $, @1, @2, %p3", [](Word a, Word b, Word c) { return c & 1 ? a : b; });
+  form("shr.T $, @1, %r2", GIVES(I(T(a)) >> std::min<uint32_t>(uint32_t(b), width<T>)));
+  form("selp.T $, @1, @2, %p3", GIVES(c & 1 ? a : b));
   one("mov.T", [](T a) { return a; });
   if constexpr (sizeof(T) > 2) {
     two("mul.hi.T", [](T a, T b) { return U(I(a)) * U(I(b)) >> width<T>; });
-    form("mad.lo.T $, @1, @2, @3", [](Word a, Word b, Word c) { return a * b + c; });
+    form("mad.lo.T $, @1, @2, @3", GIVES(a * b + c));
   }
-  if constexpr (sizeof(T) < 8)
-    into(sizeof(T) == 4 ? 'd' : 'r', "mul.wide.T $, @1, @2", [](Word a, Word b, Word) { return Word(I(T(a)) * T(b)); });
-  if constexpr (sizeof(T) == 4)
-    into('d', "mad.wide.T $, @1, @2, %rd3", [](Word a, Word b, Word c) { return Word(I(T(a)) * T(b)) + c; });
+  if constexpr (sizeof(T) < 8) into(sizeof(T) == 4 ? 'd' : 'r', "mul.wide.T $, @1, @2", GIVES(I(T(a)) * T(b)));
+  if constexpr (sizeof(T) == 4) into('d', "mad.wide.T $, @1, @2, %rd3", GIVES(Word(I(T(a)) * T(b)) + c));
   if constexpr (std::is_signed_v<T>) {
     one("neg.T", [](T a) { return -I(a); });
     one("abs.T", [](T a) { return a < 0 ? -I(a) : I(a); });
@@ -130,12 +129,12 @@ void integers(bool signs_too = true) {
     two("or.B", std::bit_or<T>());
     two("xor.B", std::bit_xor<T>());
     one("not.B", [](T a) { return ~Word(a); });
-    form("and.B $, @1, -2", [](Word a, Word, Word) { return a & ~Word{1}; });
-    form("or.B $, @1, 0x55", [](Word a, Word, Word) { return a | 0x55; });
-    form("mov.B $, @2", [](Word, Word b, Word) { return b; });
-    form("selp.B $, 3, @2, %p3", [](Word, Word b, Word c) { return c & 1 ? 3 : b; });
-    form("shl.B $, @1, %r2", [](Word a, Word b, Word) { return uint32_t(b) < width<T> ? a << uint32_t(b) : 0; });
-    form("shr.B $, @1, %r2", [](Word a, Word b, Word) { return uint32_t(b) < width<T> ? T(a) >> uint32_t(b) : 0; });
+    form("and.B $, @1, -2", GIVES(a & ~Word{1}));
+    form("or.B $, @1, 0x55", GIVES(a | 0x55));
+    form("mov.B $, @2", GIVES(b));
+    form("selp.B $, 3, @2, %p3", GIVES(c & 1 ? 3 : b));
+    form("shl.B $, @1, %r2", GIVES(uint32_t(b) < width<T> ? a << uint32_t(b) : 0));
+    form("shr.B $, @1, %r2", GIVES(uint32_t(b) < width<T> ? T(a) >> uint32_t(b) : 0));
   }
 }
 
@@ -152,8 +151,7 @@ float nearest(bool negative, U magnitude) {
 // cvt: what is cut off or extended; bytes lie in registers of 16 bits, which take the sign of one.
 template <class To, class From>
 void conversion() {
-  add("16", with("cvt.#.# $, #1", type<To>(), type<From>(), stem<From>), letter<To>,
-      [](Word a, Word, Word) { return Word(I(To(From(a)))); });
+  add("16", with("cvt.#.# $, #1", type<To>(), type<From>(), stem<From>), letter<To>, GIVES(I(To(From(a)))));
 }
 template <class T, class... All>
 void conversions() {
@@ -205,7 +203,7 @@ Word to_bf16(float x) {
 void floats() {
   const auto form = [](const std::string& text, char result, Expected f) { add("f32", text, result, std::move(f)); };
   const auto two = [&](const std::string& op, auto f) {
-    form(op + " $, %f1, %f2", 'f', [f](Word a, Word b, Word) { return computed(f(as_float(a), as_float(b))); });
+    form(op + " $, %f1, %f2", 'f', GIVES(computed(f(as_float(a), as_float(b)))));
   };
   // Doubles have more than twice the bits of a float: rounding twice is rounding once.
   two("add.rn.f32", [](double a, double b) { return float(a + b); });
@@ -222,25 +220,20 @@ void floats() {
   };
   two("max.f32", largest(true));
   two("min.f32", largest(false));
-  const auto one = [&](const std::string& op, auto f) {
-    form(op + " $, %f1", 'f', [f](Word a, Word, Word) { return computed(f(as_float(a))); });
-  };
+  const auto one = [&](const std::string& op, auto f) { form(op + " $, %f1", 'f', GIVES(computed(f(as_float(a))))); };
   one("rcp.rn.f32", [](double a) { return float(1 / a); });
   one("sqrt.rn.f32", [](double a) { return float(std::sqrt(a)); });
-  form("fma.rn.f32 $, %f1, %f2, %f3", 'f',
-       [](Word a, Word b, Word c) { return computed(fused(as_float(a), as_float(b), as_float(c))); });
-  form("add.rn.f32 $, %f1, 0f3F800001", 'f',
-       [](Word a, Word, Word) { return computed(float(double(as_float(a)) + as_float(0x3f800001))); });
+  form("fma.rn.f32 $, %f1, %f2, %f3", 'f', GIVES(computed(fused(as_float(a), as_float(b), as_float(c)))));
+  form("add.rn.f32 $, %f1, 0f3F800001", 'f', GIVES(computed(float(double(as_float(a)) + as_float(0x3f800001)))));
   // (which NaN these make of a NaN is not said)
   const auto but_nan = [](Word a, Word result) { return is_nan(as_float(a)) ? std::nullopt : std::optional(result); };
-  form("neg.f32 $, %f1", 'f', [=](Word a, Word, Word) { return but_nan(a, a ^ 0x80000000); });
-  form("abs.f32 $, %f1", 'f', [=](Word a, Word, Word) { return but_nan(a, a & 0x7fffffff); });
+  form("neg.f32 $, %f1", 'f', GIVES(but_nan(a, a ^ 0x80000000)));
+  form("abs.f32 $, %f1", 'f', GIVES(but_nan(a, a & 0x7fffffff)));
   // "Copy sign bit of a into value of b"
   const auto copysign = [](Word a, Word b) { return (b & 0x7fffffff) | (a & 0x80000000); };
-  form("copysign.f32 $, %f1, %f2", 'f', [=](Word a, Word b, Word) { return copysign(a, b); });
+  form("copysign.f32 $, %f1, %f2", 'f', GIVES(copysign(a, b)));
   const auto compare = [&](const std::string& how, auto f) {
-    form("setp." + how + ".f32 $, %f1, %f2", 'p',
-         [f](Word a, Word b, Word) { return Word(f(as_float(a), as_float(b))); });
+    form("setp." + how + ".f32 $, %f1, %f2", 'p', GIVES(f(as_float(a), as_float(b))));
   };
   const auto ordered = [&](const std::string& how, auto f) {  // false where one is a NaN; with u, true
     compare(how, [f](float a, float b) { return !is_nan(a) && !is_nan(b) && f(a, b); });
@@ -257,37 +250,31 @@ void floats() {
   form("cvt.rn.bf16x2.f32 $, %f1, %f2", 'r', [](Word a, Word b, Word) {  // a is the upper half
     return to_bf16(as_float(a)) << 16 | to_bf16(as_float(b));
   });
-  form("cvt.rn.bf16.f32 $, %f1", 's', [](Word a, Word, Word) { return to_bf16(as_float(a)); });
+  form("cvt.rn.bf16.f32 $, %f1", 's', GIVES(to_bf16(as_float(a))));
   // Moves keep each bit of a NaN; what an operation has made has one NaN, wherever it goes.
   const auto sum = [](Word a, Word b) { return computed(float(double(as_float(a)) + as_float(b))); };
-  form("mov.f32 $, %f1", 'f', [](Word a, Word, Word) { return a; });
-  form("mov.f32 $, 0f7F800001", 'f', [](Word, Word, Word) { return 0x7f800001; });
-  form("mov.b32 $, %f1", 'r', [](Word a, Word, Word) { return a; });
-  form("mov.b32 $, %r1", 'f', [](Word a, Word, Word) { return a; });
-  form("selp.f32 $, %f1, %f2, %p3", 'f', [](Word a, Word b, Word c) { return c & 1 ? a : b; });
-  form("add.rn.f32 $1, %f1, %f2; mov.f32 $, $1", 'f', [=](Word a, Word b, Word) { return sum(a, b); });
-  form("add.rn.f32 $1, %f1, %f2; selp.f32 $, $1, %f3, %p3", 'f',
-       [=](Word a, Word b, Word c) { return c & 1 ? sum(a, b) : c; });
-  form("mov.f32 $, %f3; @%p3 add.rn.f32 $, %f1, %f2", 'f',
-       [=](Word a, Word b, Word c) { return c & 1 ? sum(a, b) : c; });
-  form("add.rn.f32 $1, %f1, %f2; mov.f32 $, %f3; @!%p3 mov.f32 $, $1", 'f',
-       [=](Word a, Word b, Word c) { return c & 1 ? c : sum(a, b); });
-  form("add.rn.f32 $, %f1, %f2", 'r', [=](Word a, Word b, Word) { return sum(a, b); });
+  form("mov.f32 $, %f1", 'f', GIVES(a));
+  form("mov.f32 $, 0f7F800001", 'f', GIVES(0x7f800001));
+  form("mov.b32 $, %f1", 'r', GIVES(a));
+  form("mov.b32 $, %r1", 'f', GIVES(a));
+  form("selp.f32 $, %f1, %f2, %p3", 'f', GIVES(c & 1 ? a : b));
+  form("add.rn.f32 $1, %f1, %f2; mov.f32 $, $1", 'f', GIVES(sum(a, b)));
+  form("add.rn.f32 $1, %f1, %f2; selp.f32 $, $1, %f3, %p3", 'f', GIVES(c & 1 ? sum(a, b) : c));
+  form("mov.f32 $, %f3; @%p3 add.rn.f32 $, %f1, %f2", 'f', GIVES(c & 1 ? sum(a, b) : c));
+  form("add.rn.f32 $1, %f1, %f2; mov.f32 $, %f3; @!%p3 mov.f32 $, $1", 'f', GIVES(c & 1 ? c : sum(a, b)));
+  form("add.rn.f32 $, %f1, %f2", 'r', GIVES(sum(a, b)));
   form("mov.f32 $, 0f00000000; @%p3 mul.rn.f32 $, %f1, %f2", 'f',
-       [](Word a, Word b, Word c) { return c & 1 ? computed(float(double(as_float(a)) * as_float(b))) : 0; });
-  form("add.rn.f32 %f800, %f1, %f2; mov.b32 $, %f800", 'r', [=](Word a, Word b, Word) { return sum(a, b); });
-  form("add.rn.f32 %f801, %f1, %f2; mov.b64 $, {%r3, %f801}", 'd',
-       [=](Word a, Word b, Word c) { return sum(a, b) << 32 | uint32_t(c); });
+       GIVES(c & 1 ? computed(float(double(as_float(a)) * as_float(b))) : 0));
+  form("add.rn.f32 %f800, %f1, %f2; mov.b32 $, %f800", 'r', GIVES(sum(a, b)));
+  form("add.rn.f32 %f801, %f1, %f2; mov.b64 $, {%r3, %f801}", 'd', GIVES(sum(a, b) << 32 | uint32_t(c)));
   const auto apart = [](Word a, Word b) { return computed(float(double(as_float(a)) - as_float(b))); };
-  form("sub.rn.f32 $1, %f1, %f2; copysign.f32 $, $1, %f3", 'f',
-       [=](Word a, Word b, Word c) { return copysign(apart(a, b), c); });
-  form("sub.rn.f32 $1, %f1, %f2; copysign.f32 $, %f3, $1", 'f',
-       [=](Word a, Word b, Word c) { return copysign(c, apart(a, b)); });
+  form("sub.rn.f32 $1, %f1, %f2; copysign.f32 $, $1, %f3", 'f', GIVES(copysign(apart(a, b), c)));
+  form("sub.rn.f32 $1, %f1, %f2; copysign.f32 $, %f3, $1", 'f', GIVES(copysign(c, apart(a, b))));
 }
 
 // Words of bits, 32 at a time, and predicates.
 void bit_operations() {
-  add("32", "popc.b32 $, %r1", 'r', [](Word a, Word, Word) { return Word(std::popcount(uint32_t(a))); });
+  add("32", "popc.b32 $, %r1", 'r', GIVES(std::popcount(uint32_t(a))));
   add("32", "brev.b32 $, %r1", 'r', [](Word a, Word, Word) {
     Word d = 0;
     for (int i = 0; i < 32; i++) d = d << 1 | (a >> i & 1);
@@ -316,32 +303,30 @@ void bit_operations() {
     }
     return b;
   };
-  add("32", "shr.u32 $1, %r3, 8; bfi.b32 $, %r1, %r2, %r3, $1", 'r',
-      [=](Word a, Word b, Word c) { return bfi(a, b, c, uint32_t(c) >> 8); });
+  add("32", "shr.u32 $1, %r3, 8; bfi.b32 $, %r1, %r2, %r3, $1", 'r', GIVES(bfi(a, b, c, uint32_t(c) >> 8)));
   add("32", "and.b32 $1, %r3, 63; shr.u32 $2, %r3, 6; and.b32 $2, $2, 63; bfi.b32 $, %r1, %r2, $1, $2", 'r',
-      [=](Word a, Word b, Word c) { return bfi(a, b, c & 63, c >> 6 & 63); });
+      GIVES(bfi(a, b, c & 63, c >> 6 & 63)));
   add("64", "cvt.u32.u64 $1, %rd3; shr.u32 $2, $1, 8; bfi.b64 $, %rd1, %rd2, $1, $2", 'd',
-      [=](Word a, Word b, Word c) { return bfi(a, b, c, uint32_t(c) >> 8, 64); });
+      GIVES(bfi(a, b, c, uint32_t(c) >> 8, 64)));
   add("64",
       "cvt.u32.u64 $1, %rd3; shr.u32 $2, $1, 7; and.b32 $1, $1, 127; and.b32 $2, $2, 127; "
       "bfi.b64 $, %rd1, %rd2, $1, $2",
-      'd', [=](Word a, Word b, Word c) { return bfi(a, b, c & 127, c >> 7 & 127, 64); });
+      'd', GIVES(bfi(a, b, c & 127, c >> 7 & 127, 64)));
   // Pieces of a word, the lowest first.
-  add("64", "mov.b64 $, {%r1, %r2}", 'd', [](Word a, Word b, Word) { return b << 32 | uint32_t(a); });
-  add("64", "mov.b64 $, {%rs1, %rs2, %rs3, %rs1}", 'd', [](Word a, Word b, Word c) {
-    return a << 48 | Word(uint16_t(c)) << 32 | uint32_t(uint16_t(b)) << 16 | uint16_t(a);
-  });
-  add("64", "mov.b64 {$, _}, %rd1", 'r', [](Word a, Word, Word) { return a; });
-  add("64", "mov.b64 {$1, $}, %rd1", 'r', [](Word a, Word, Word) { return a >> 32; });
-  add("64", "mov.b64 {$1, $2, $, $3}, %rd1", 's', [](Word a, Word, Word) { return a >> 32; });
-  add("32", "mov.b32 $, {%rs1, %rs2}", 'r', [](Word a, Word b, Word) { return b << 16 | uint16_t(a); });
-  add("32", "mov.b32 {_, $}, %r1", 's', [](Word a, Word, Word) { return a >> 16; });
-  add("32", "not.pred $, %p1", 'p', [](Word a, Word, Word) { return ~a & 1; });
-  add("32", "and.pred $, %p1, %p2", 'p', [](Word a, Word b, Word) { return a & b & 1; });
-  add("32", "or.pred $, %p1, %p2", 'p', [](Word a, Word b, Word) { return (a | b) & 1; });
-  add("32", "xor.pred $, %p1, %p2", 'p', [](Word a, Word b, Word) { return (a ^ b) & 1; });
-  add("32", "mov.pred $, %p2", 'p', [](Word, Word b, Word) { return b & 1; });
-  add("32", "mov.pred $, 1; @%p2 mov.pred $, 0", 'p', [](Word, Word b, Word) { return ~b & 1; });
+  add("64", "mov.b64 $, {%r1, %r2}", 'd', GIVES(b << 32 | uint32_t(a)));
+  add("64", "mov.b64 $, {%rs1, %rs2, %rs3, %rs1}", 'd',
+      GIVES(a << 48 | Word(uint16_t(c)) << 32 | uint32_t(uint16_t(b)) << 16 | uint16_t(a)));
+  add("64", "mov.b64 {$, _}, %rd1", 'r', GIVES(a));
+  add("64", "mov.b64 {$1, $}, %rd1", 'r', GIVES(a >> 32));
+  add("64", "mov.b64 {$1, $2, $, $3}, %rd1", 's', GIVES(a >> 32));
+  add("32", "mov.b32 $, {%rs1, %rs2}", 'r', GIVES(b << 16 | uint16_t(a)));
+  add("32", "mov.b32 {_, $}, %r1", 's', GIVES(a >> 16));
+  add("32", "not.pred $, %p1", 'p', GIVES(~a & 1));
+  add("32", "and.pred $, %p1, %p2", 'p', GIVES(a & b & 1));
+  add("32", "or.pred $, %p1, %p2", 'p', GIVES((a | b) & 1));
+  add("32", "xor.pred $, %p1, %p2", 'p', GIVES((a ^ b) & 1));
+  add("32", "mov.pred $, %p2", 'p', GIVES(b & 1));
+  add("32", "mov.pred $, 1; @%p2 mov.pred $, 0", 'p', GIVES(~b & 1));
 }
 
 // A thread takes three words and gives a word for each operation, of which it writes as many bytes as the result has.
