@@ -21,12 +21,13 @@
 // own. That is given back as soon as the last products are done, so that the next item's comes while this one's sums
 // are stored.
 //
-//   tiles of 64 others          item of dkdv, causal: keys j0 .. j0 + 127        the others are queries, from j0 on
-//   first consumer      # # # # # #      keys j0 .. j0 + 63
-//   second consumer     . # # # # #      keys j0 + 64 .. j0 + 127: the first tile is not theirs; they give it back
+// An item of dkdv, causal; a column is a tile of 64 queries, from j0 on:
 //
-// A tile that is not a consumer's it must not multiply: as all weights are 0 there, a bit could only change where a
-// number is infinite or NaN, and there it would.
+//   keys j0 .. j0 + 63           # # # # # #     the first consumer
+//   keys j0 + 64 .. j0 + 127     . # # # # #     the second gives the first tile back as it came
+//
+// It must not multiply that tile. All weights are 0 there, so a bit changes only where a number is infinite or NaN; but
+// there it does.
 //
 // Both products read a tile in shared memory as it lies: lines of 64 d, once with k along the line, once across
 // (core/wgmma.h). A row of 128 elements is two boxes, one behind the other.
@@ -210,24 +211,23 @@ __device__ inline float of_lane(float x, int lane) {
   return __shfl_sync(0xffffffffu, x, lane);
 }
 
+// factor times the sums of a lane, as mma has them.
+template <int columns>
+__device__ void as_tiles(MmaC (&to)[columns / 8], const WgmmaSums<columns>& sums, float factor = 1.0f) {
+#pragma unroll
+  for (int i = 0; i < WgmmaSums<columns>::count; i++) to[i / 4].x[i % 4] = factor * sums.x[i];
+}
+
 // x[row0 + row][...] = scale * sum, rounded, of this consumer's rows.
 template <int D>
 __device__ void store(bf16* x, size_t stride, size_t T, size_t row0, const WgmmaSums<D>& sums, float scale,
                       bf16* through) {
   MmaC scaled[D / 8];
-#pragma unroll
-  for (int i = 0; i < WgmmaSums<D>::count; i++) scaled[i / 4].x[i % 4] = scale * sums.x[i];
+  as_tiles(scaled, sums, scale);
   RowTile<D, true>::store(x, stride, T, row0, 0, D, scaled, through);
 }
 
 }  // namespace attention_wgmma
-
-// The sums of a lane as mma has them.
-template <int columns>
-__device__ void as_tiles(MmaC (&to)[columns / 8], const WgmmaSums<columns>& sums) {
-#pragma unroll
-  for (int i = 0; i < WgmmaSums<columns>::count; i++) to[i / 4].x[i % 4] = sums.x[i];
-}
 
 // ---- kernels
 
