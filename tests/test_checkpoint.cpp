@@ -11,6 +11,7 @@
 #include <nlohmann/json.hpp>
 #include <thread>
 
+#include "tests/child.h"
 #include "tests/refusal.h"
 #include "tests/script.h"
 #include "training/checkpoint/checkpoint.h"
@@ -347,7 +348,6 @@ TEST_CASE("checkpoint: paths that cannot be read or written", "[checkpoint]") {
   // A folder without write permission, as a user whom permissions bind.
   save_checkpoint(folder / "a", state.tensors(), {});
   fs::permissions(folder.path, fs::perms(0555));
-  const pid_t child = ::fork();
   const auto look = [&] {
     if (::geteuid() == 0 && ::setresuid(65534, 65534, 65534) != 0) return 2;
     const bool refused =
@@ -355,11 +355,8 @@ TEST_CASE("checkpoint: paths that cannot be read or written", "[checkpoint]") {
         contains(refusal([&] { prepare_checkpoint_folder(folder.path); }), "Permission denied");
     return refused && open(folder / "a").empty() ? 0 : 1;
   };
-  if (child == 0) ::_exit(look());
-  int status = 0;
-  ::waitpid(child, &status, 0);
+  CHECK(in_child([&] { exit(look()); }).status == 0);
   fs::permissions(folder.path, fs::perms(0755));
-  CHECK(status == 0);
 }
 
 TEST_CASE("checkpoint: a full disk leaves the checkpoint before it, and no temporary file", "[checkpoint]") {

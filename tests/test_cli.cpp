@@ -14,6 +14,7 @@
 #include <functional>
 #include <thread>
 
+#include "tests/child.h"
 #include "tests/fixtures.h"
 #include "tests/script.h"
 #include "tests/shard.h"
@@ -525,8 +526,7 @@ TEST_CASE("cli: the job script for SLURM goes on in the next job where the last 
 
 TEST_CASE("cli: a second signal ends the program at once, unless it comes right behind the first", "[cli]") {
   for (const int ignored : {0, SIGHUP}) {
-    const pid_t child = fork();
-    if (child == 0) {
+    const auto body = [=] {
       for (const int number : {SIGINT, SIGTERM, SIGHUP}) signal(number, number == ignored ? SIG_IGN : SIG_DFL);
       {
         const CatchInterrupts catching;
@@ -541,12 +541,11 @@ TEST_CASE("cli: a second signal ends the program at once, unless it comes right 
       }
       raise(SIGTERM);
       _exit(4);
-    }
-    REQUIRE(exit_code_of_child(child) == 128 + (ignored ? SIGTERM : SIGINT));
+    };
+    REQUIRE(in_child(body).status == -(ignored ? SIGTERM : SIGINT));
   }
   // Right after the steps too.
-  const pid_t child = fork();
-  if (child == 0) {
+  const auto body = [] {
     signal(SIGTERM, SIG_DFL);  // Not Catch2's own
     {
       const CatchInterrupts catching;
@@ -554,8 +553,8 @@ TEST_CASE("cli: a second signal ends the program at once, unless it comes right 
     }
     raise(SIGTERM);
     _exit(interrupted() == SIGTERM ? 0 : 1);
-  }
-  REQUIRE(exit_code_of_child(child) == 0);
+  };
+  REQUIRE(in_child(body).status == 0);
 }
 
 TEST_CASE("cli: outside of the steps a signal ends the program at once", "[cli]") {
