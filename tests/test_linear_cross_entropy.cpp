@@ -307,10 +307,8 @@ TEST_CASE("cross_entropy: a NaN among the logits reaches the loss on every devic
 }
 
 TEST_CASE("linear_cross_entropy: a row of logits is padded to whole cache lines") {
-  REQUIRE(padded_vocab(1) == 128);
-  REQUIRE(padded_vocab(128) == 128);
-  REQUIRE(padded_vocab(50257) == 50304);
-  REQUIRE(padded_vocab(151936) == 151936);
+  for (const auto& [V, padded] : {std::pair(1, 128), {128, 128}, {50257, 50304}, {151936, 151936}})
+    REQUIRE(padded_vocab(size_t(V)) == size_t(padded));
 }
 
 TEST_CASE("linear_cross_entropy: scratch covers a last chunk that is smaller than the others", "[bitwise]") {
