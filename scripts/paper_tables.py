@@ -221,13 +221,15 @@ class Scale:
     kinds: dict
     words: dict
     rows: dict = field(default_factory=dict)  # table -> the numbers of its rows that are run; else all are
+    # table -> row -> what its learning rate is of the kind's, where the start is not the paper's; else as in the paper
+    rates: dict = field(default_factory=dict)
     also: str = ""  # flags of every run, which override all others
 
 
 def scale_of(told, like):
     """A scale as paper_scales.json tells it; the kinds and words that it does not say are those of another (`like`)."""
     both = {part: like.get(part, {}) | told[part] for part in ("kinds", "words")}
-    return Scale(told["model"], **both, rows=told.get("rows", {}))
+    return Scale(told["model"], **both, rows=told.get("rows", {}), rates=told.get("rates", {}))
 
 
 # seconds  Shows that every row runs. What the figures say is nothing.

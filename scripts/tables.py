@@ -200,10 +200,12 @@ def run_of(table, row, kind, scale, seed, text):
 
 
 def table_at(name, scale):
-    """A table, of those rows that the scale runs."""
+    """A table, of those rows that the scale runs, at the scale's rates."""
     table = TABLES[name]
     numbers = scale.rows.get(name, [row.number for row in table.rows])
-    return dataclasses.replace(table, rows=[row for row in table.rows if row.number in numbers],
+    rates = scale.rates.get(name, {})
+    rows = [dataclasses.replace(row, lr=rates.get(row.number, row.lr)) for row in table.rows if row.number in numbers]
+    return dataclasses.replace(table, rows=rows,
                                controls=[pair for pair in table.controls if set(pair) <= set(numbers)])
 
 

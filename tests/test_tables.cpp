@@ -246,6 +246,26 @@ for number, _, peak, loss, gap, to in figures["peak, loss, gap, to"]:
 )py");
 }
 
+TEST_CASE("tables: DyT has its own start and rates at the scale of minutes, and the paper's elsewhere", "[tables]") {
+  WITH_PYTHON(f, "scripts/tables.py");
+  f.python(R"py(
+from paper_tables import SCALES
+from sweep import Text
+from tables import row_of, run_of, table_at
+
+def end_of(name, number, scale):
+    table = table_at(name, SCALES[scale])
+    line = run_of(table, row_of(table, number), "text", SCALES[scale], 1, Text("self")).line()
+    return line[line.index("--norm="):]
+ours, paper = "--norm=dyt --embedding-factor=50 --dyt-alpha=1", "--norm=dyt --embedding-scale=on"
+assert end_of("p2-1", "6", "minutes") == f"{ours} --lr=0.04 --min-lr=0.004"
+assert end_of("p2-1", "7", "minutes") == f"{ours} --lr=0.02 --min-lr=0.002"
+assert end_of("p3-5", "DyT", "minutes") == f"{ours} --lr=0.02 --min-lr=0.002"
+assert end_of("p2-1", "7", "hours") == f"{paper} --lr=0.000581395 --min-lr=5.81395e-05"
+assert end_of("p2-1", "20", "minutes") == "--norm=gated --lr=0.01 --min-lr=0.001"
+)py");
+}
+
 TEST_CASE("tables: the highest rate that trains, outlier dimensions where a state has none, spikes", "[tables]") {
   WITH_PYTHON(f, "scripts/tables.py");
   f.python(R"py(
