@@ -227,6 +227,54 @@ __device__ void store(bf16* x, size_t stride, size_t T, size_t row0, const Wgmma
   RowTile<D, true>::store(x, stride, T, row0, 0, D, scaled, through);
 }
 
+// A row of a lane in its consumer's 64.
+__device__ inline int own_row(int half) {
+  return row_of_lane(half) % int(block);
+}
+
+// What a thread of a consumer knows: its 64 rows in shared memory, the first of them, and where they are stored from.
+struct Consumer {
+  uint32_t own;
+  unsigned row0;
+  bf16* stored;
+};
+
+// A block's work. f(item, consumer, walk) is called for each of its items by the threads of the consumers; there
+// walk(g) calls g(head, row, pair) for each pair of tiles that is theirs: head of the others' group, its first row.
+template <int D, bool rows_are_keys, int owns, class F>
+__device__ __forceinline__ void for_each_item(unsigned char* shared, const Maps& maps, const AttentionShape& s,
+                                              unsigned items, F f) {
+  const Shared<D> memory(shared);
+  if (threadIdx.x >= consumers) {
+    give_registers<producer_registers>();
+    if (threadIdx.x == consumers) produce<D, rows_are_keys, owns>(memory, maps, s, items);
+    return;
+  }
+  take_registers<consumer_registers>();
+  constexpr unsigned stages = Shared<D>::stages;
+  const unsigned group = threadIdx.x / wgmma_threads, heads = rows_are_keys ? unsigned(s.group()) : 1;
+  const uint32_t own = shared_address(memory.own) + group * Shared<D>::pair;
+  const bool arrives = threadIdx.x % 32 == 0;  // for its warp
+  unsigned n = 0, taken = 0;
+  for (unsigned i = blockIdx.x; i < items; i += gridDim.x, taken++) {
+    const Item<rows_are_keys> item(s, i);
+    const auto walk = [&](auto g) {
+      memory.own_full->wait(taken % 2);
+#pragma unroll 1
+      for (unsigned head = 0; head < heads; head++)
+#pragma unroll 1
+        for (unsigned row = item.begin; row < item.end; row += unsigned(block), n++) {
+          memory.full[n % stages].wait(n / stages % 2);
+          if (row >= item.first && row < item.last)
+            g(head, row, shared_address(memory.ring) + n % stages * Shared<D>::pair);
+          if (arrives) memory.empty[n % stages].arrive();
+        }
+      if (arrives) memory.own_empty->arrive();
+    };
+    f(item, Consumer{own, item.row0 + group * unsigned(block), memory.stored}, walk);
+  }
+}
+
 }  // namespace attention_wgmma
 
 // ---- kernels
@@ -238,19 +286,7 @@ __global__ void __launch_bounds__(attention_wgmma::threads, 1)
                                    AttentionShape s, Sink sink, float scale, OutputGate gate, unsigned items) {
   using namespace attention_wgmma;
   DYNAMIC_SHARED(unsigned char, shared);
-  const Shared<D> memory(shared);
-  if (threadIdx.x >= consumers) {
-    give_registers<producer_registers>();
-    if (threadIdx.x == consumers) produce<D, false, 1>(memory, maps, s, items);
-    return;
-  }
-  take_registers<consumer_registers>();
-  const int group = int(threadIdx.x) / wgmma_threads;
-  const uint32_t own = shared_address(memory.own) + uint32_t(group) * Shared<D>::pair;
-  constexpr unsigned stages = Shared<D>::stages;
-  unsigned n = 0, taken = 0;
-  for (unsigned i = blockIdx.x; i < items; i += gridDim.x, taken++) {
-    const Item<false> item(s, i);
+  for_each_item<D, false, 1>(shared, maps, s, items, [&](const auto& item, const Consumer& me, auto walk) {
     float m[2], l[2];
     for (int r = 0; r < 2; r++) {
       const size_t query = item.row0 + size_t(row_of_lane(r));
@@ -262,38 +298,29 @@ __global__ void __launch_bounds__(attention_wgmma::threads, 1)
     for (int j = 0; j < sum.count; j++)
       sum.x[j] = sink.value ? sink.value[item.head * D + column_of_lane(j / 4, j)] : 0.0f;
 
-    memory.own_full->wait(taken % 2);
-#pragma unroll 1
-    for (unsigned j0 = item.begin; j0 < item.end; j0 += unsigned(block), n++) {
-      memory.full[n % stages].wait(n / stages % 2);
-      const uint32_t pair = shared_address(memory.ring) + n % stages * Shared<D>::pair;
-      if (j0 >= item.first && j0 < item.last) {
-        Scores sums;
-        multiply<D>(sums, own, pair);
-        wait_for_all(sums);
-        MmaC score[block / 8];
-        as_tiles(score, sums);
-        if (const Mask seen(s, item.row0 + size_t(group) * block, block, j0, block); !seen.all())
+    walk([&](unsigned, unsigned j0, uint32_t pair) {
+      Scores sums;
+      multiply<D>(sums, me.own, pair);
+      wait_for_all(sums);
+      MmaC score[block / 8];
+      as_tiles(score, sums);
+      if (const Mask seen(s, me.row0, block, j0, block); !seen.all())
 #pragma unroll
-          for (int j = 0; j < Scores::count; j++)
-            if (!seen(row_of_lane(j / 2 % 2) - group * int(block), column_of_lane(j / 4, j)))
-              score[j / 4].x[j % 4] = -INFINITY;
-        float alpha[2];
-        online_softmax(score, m, l, alpha, s.score, s.bias, scale);
+        for (int j = 0; j < Scores::count; j++)
+          if (!seen(own_row(j / 2 % 2), column_of_lane(j / 4, j))) score[j / 4].x[j % 4] = -INFINITY;
+      float alpha[2];
+      online_softmax(score, m, l, alpha, s.score, s.bias, scale);
 #pragma unroll
-        for (int j = 0; j < sum.count; j++) sum.x[j] = sum.x[j] * alpha[j / 2 % 2];
-        const Factors factors([&](int j) { return score[j / 4].x[j % 4]; });
-        accumulate<D>(sum, factors, pair + Tile<D>::bytes);
-        wait_for_all(sum);
-        in_use(factors.step);
-      }
-      if (threadIdx.x % 32 == 0) memory.empty[n % stages].arrive();
-    }
-    if (threadIdx.x % 32 == 0) memory.own_empty->arrive();
+      for (int j = 0; j < sum.count; j++) sum.x[j] = sum.x[j] * alpha[j / 2 % 2];
+      const Factors factors([&](int j) { return score[j / 4].x[j % 4]; });
+      accumulate<D>(sum, factors, pair + Tile<D>::bytes);
+      wait_for_all(sum);
+      in_use(factors.step);
+    });
     MmaC ended[D / 8];
     as_tiles(ended, sum);
-    end_forward<RowTile<D, true>>(o, lse, ended, m, l, s, item.b, item.head, item.row0, memory.stored, gate);
-  }
+    end_forward<RowTile<D, true>>(o, lse, ended, m, l, s, item.b, item.head, item.row0, me.stored, gate);
+  });
 }
 
 // Rows are queries.
@@ -304,19 +331,7 @@ __global__ void __launch_bounds__(attention_wgmma::threads, 1)
                               unsigned items) {
   using namespace attention_wgmma;
   DYNAMIC_SHARED(unsigned char, shared);
-  const Shared<D> memory(shared);
-  if (threadIdx.x >= consumers) {
-    give_registers<producer_registers>();
-    if (threadIdx.x == consumers) produce<D, false, 2>(memory, maps, s, items);
-    return;
-  }
-  take_registers<consumer_registers>();
-  const int group = int(threadIdx.x) / wgmma_threads;
-  const uint32_t own = shared_address(memory.own) + uint32_t(group) * Shared<D>::pair;
-  constexpr unsigned stages = Shared<D>::stages;
-  unsigned n = 0, taken = 0;
-  for (unsigned i = blockIdx.x; i < items; i += gridDim.x, taken++) {
-    const Item<false> item(s, i);
+  for_each_item<D, false, 2>(shared, maps, s, items, [&](const auto& item, const Consumer& me, auto walk) {
     float base[2], delta_i[2], sink_weight[2] = {};
     for (int r = 0; r < 2; r++) {
       const size_t query = item.row0 + size_t(row_of_lane(r));
@@ -330,39 +345,31 @@ __global__ void __launch_bounds__(attention_wgmma::threads, 1)
       sum.x[j] =
           sink.key ? fused(sink_weight[j / 2 % 2], sink.key[item.head * D + column_of_lane(j / 4, j)], 0.0f) : 0.0f;
 
-    memory.own_full->wait(taken % 2);
-#pragma unroll 1
-    for (unsigned j0 = item.begin; j0 < item.end; j0 += unsigned(block), n++) {
-      memory.full[n % stages].wait(n / stages % 2);
-      const uint32_t pair = shared_address(memory.ring) + n % stages * Shared<D>::pair;
-      if (j0 >= item.first && j0 < item.last) {
-        Scores score, ds;
-        multiply<D>(score, own, pair);
-        multiply<D>(ds, own + Tile<D>::bytes, pair + Tile<D>::bytes);
-        wait_for_all(score, ds);
-        by_score(s.score, [&]<AttentionScore kind>() {
+    walk([&](unsigned, unsigned j0, uint32_t pair) {
+      Scores score, ds;
+      multiply<D>(score, me.own, pair);
+      multiply<D>(ds, me.own + Tile<D>::bytes, pair + Tile<D>::bytes);
+      wait_for_all(score, ds);
+      by_score(s.score, [&]<AttentionScore kind>() {
 #pragma unroll
-          for (int j = 0; j < Scores::count; j++) {
-            const int r = j / 2 % 2;
-            const float p = weight_of(kind, score.x[j], scale, base[r]);
-            ds.x[j] = gradient_of(kind, p, ds.x[j], delta_i[r]);
-          }
-        });
-        const Mask seen(s, item.row0 + size_t(group) * block, block, j0, block);
-        if (!seen.all())
+        for (int j = 0; j < Scores::count; j++) {
+          const int r = j / 2 % 2;
+          const float p = weight_of(kind, score.x[j], scale, base[r]);
+          ds.x[j] = gradient_of(kind, p, ds.x[j], delta_i[r]);
+        }
+      });
+      const Mask seen(s, me.row0, block, j0, block);
+      if (!seen.all())
 #pragma unroll
-          for (int j = 0; j < Scores::count; j++)
-            if (!seen(row_of_lane(j / 2 % 2) - group * int(block), column_of_lane(j / 4, j))) ds.x[j] = 0.0f;
-        const Factors factors([&](int j) { return ds.x[j]; });
-        accumulate<D>(sum, factors, pair);
-        wait_for_all(sum);
-        in_use(factors.step);
-      }
-      if (threadIdx.x % 32 == 0) memory.empty[n % stages].arrive();
-    }
-    if (threadIdx.x % 32 == 0) memory.own_empty->arrive();
-    store<D>(dq + s.q_row(item.b, 0, item.head), s.q_step(), s.T, item.row0, sum, scale, memory.stored);
-  }
+        for (int j = 0; j < Scores::count; j++)
+          if (!seen(own_row(j / 2 % 2), column_of_lane(j / 4, j))) ds.x[j] = 0.0f;
+      const Factors factors([&](int j) { return ds.x[j]; });
+      accumulate<D>(sum, factors, pair);
+      wait_for_all(sum);
+      in_use(factors.step);
+    });
+    store<D>(dq + s.q_row(item.b, 0, item.head), s.q_step(), s.T, item.row0, sum, scale, me.stored);
+  });
 }
 
 // Rows are keys, others are queries: head h of the group, then head h + 1, ...
@@ -372,72 +379,51 @@ __global__ void __launch_bounds__(attention_wgmma::threads, 1)
                                 const float* lse, const float* delta, AttentionShape s, float scale, unsigned items) {
   using namespace attention_wgmma;
   DYNAMIC_SHARED(unsigned char, shared);
-  const Shared<D> memory(shared);
-  if (threadIdx.x >= consumers) {
-    give_registers<producer_registers>();
-    if (threadIdx.x == consumers) produce<D, true, 2>(memory, maps, s, items);
-    return;
-  }
-  take_registers<consumer_registers>();
-  const int group = int(threadIdx.x) / wgmma_threads, lane = int(threadIdx.x) % 32;
-  const uint32_t own = shared_address(memory.own) + uint32_t(group) * Shared<D>::pair;
-  constexpr unsigned stages = Shared<D>::stages;
-  unsigned n = 0, taken = 0;
-  for (unsigned i = blockIdx.x; i < items; i += gridDim.x, taken++) {
-    const Item<true> item(s, i);
+  const int lane = int(threadIdx.x) % 32;
+  for_each_item<D, true, 2>(shared, maps, s, items, [&](const auto& item, const Consumer& me, auto walk) {
     WgmmaSums<D> dk_sum, dv_sum;
 #pragma unroll
     for (int j = 0; j < dk_sum.count; j++) dk_sum.x[j] = dv_sum.x[j] = 0.0f;
 
-    memory.own_full->wait(taken % 2);
-#pragma unroll 1
-    for (unsigned in_group = 0; in_group < unsigned(s.group()); in_group++) {
-      // A lane keeps the numbers of two queries of a tile, and gets those of its columns from the lanes that have them.
-      const size_t queries = s.stat(item.b, item.head * s.group() + in_group, 0) + 2 * size_t(lane);
-#pragma unroll 1
-      for (unsigned i0 = item.begin; i0 < item.end; i0 += unsigned(block), n++) {
-        memory.full[n % stages].wait(n / stages % 2);
-        const uint32_t pair = shared_address(memory.ring) + n % stages * Shared<D>::pair;
-        if (i0 >= item.first && i0 < item.last) {
-          const float2 two_bases = s.sigmoid() ? float2{-s.bias, -s.bias} : load_two(lse + queries + i0),
-                       two_deltas = load_two(delta + queries + i0);
-          Scores p, ds;
-          multiply<D>(p, own, pair);
-          multiply<D>(ds, own + Tile<D>::bytes, pair + Tile<D>::bytes);
-          wait_for_all(p, ds);
-          by_score(s.score, [&]<AttentionScore kind>() {
+    walk([&](unsigned head, unsigned i0, uint32_t pair) {
+      // A lane keeps the numbers of two queries of a tile, and gets those of its columns from the lanes that have
+      // them.
+      const size_t queries = s.stat(item.b, item.head * s.group() + head, i0) + 2 * size_t(lane);
+      const float2 two_bases = s.sigmoid() ? float2{-s.bias, -s.bias} : load_two(lse + queries),
+                   two_deltas = load_two(delta + queries);
+      Scores p, ds;
+      multiply<D>(p, me.own, pair);
+      multiply<D>(ds, me.own + Tile<D>::bytes, pair + Tile<D>::bytes);
+      wait_for_all(p, ds);
+      by_score(s.score, [&]<AttentionScore kind>() {
 #pragma unroll
-            for (int c = 0; c < int(block) / 8; c++) {
-              const int from = 4 * c + lane % 4;
-              const float base[2] = {of_lane(two_bases.x, from), of_lane(two_bases.y, from)},
-                          delta_i[2] = {of_lane(two_deltas.x, from), of_lane(two_deltas.y, from)};
+        for (int c = 0; c < int(block) / 8; c++) {
+          const int from = 4 * c + lane % 4;
+          const float base[2] = {of_lane(two_bases.x, from), of_lane(two_bases.y, from)},
+                      delta_i[2] = {of_lane(two_deltas.x, from), of_lane(two_deltas.y, from)};
 #pragma unroll
-              for (int j = 4 * c; j < 4 * c + 4; j++) {
-                p.x[j] = weight_of(kind, p.x[j], scale, base[j % 2]);
-                ds.x[j] = gradient_of(kind, p.x[j], ds.x[j], delta_i[j % 2]);
-              }
-            }
-          });
-          const Mask seen(s, i0, block, item.row0 + size_t(group) * block, block);
-          if (!seen.all())
-#pragma unroll
-            for (int j = 0; j < Scores::count; j++)
-              if (!seen(column_of_lane(j / 4, j), row_of_lane(j / 2 % 2) - group * int(block))) p.x[j] = ds.x[j] = 0.0f;
-          const Factors of_v([&](int j) { return p.x[j]; }), of_k([&](int j) { return ds.x[j]; });
-          accumulate<D>(dv_sum, of_v, pair + Tile<D>::bytes);
-          accumulate<D>(dk_sum, of_k, pair);
-          wait_for_all(dv_sum, dk_sum);
-          in_use(of_v.step);
-          in_use(of_k.step);
+          for (int j = 4 * c; j < 4 * c + 4; j++) {
+            p.x[j] = weight_of(kind, p.x[j], scale, base[j % 2]);
+            ds.x[j] = gradient_of(kind, p.x[j], ds.x[j], delta_i[j % 2]);
+          }
         }
-        if (lane == 0) memory.empty[n % stages].arrive();
-      }
-    }
-    if (lane == 0) memory.own_empty->arrive();
+      });
+      const Mask seen(s, i0, block, me.row0, block);
+      if (!seen.all())
+#pragma unroll
+        for (int j = 0; j < Scores::count; j++)
+          if (!seen(column_of_lane(j / 4, j), own_row(j / 2 % 2))) p.x[j] = ds.x[j] = 0.0f;
+      const Factors of_v([&](int j) { return p.x[j]; }), of_k([&](int j) { return ds.x[j]; });
+      accumulate<D>(dv_sum, of_v, pair + Tile<D>::bytes);
+      accumulate<D>(dk_sum, of_k, pair);
+      wait_for_all(dv_sum, dk_sum);
+      in_use(of_v.step);
+      in_use(of_k.step);
+    });
     const size_t head = s.kv_row(item.b, 0, item.head);
-    store<D>(dk + head, s.kv_step(), s.T, item.row0, dk_sum, scale, memory.stored);
-    store<D>(dv + head, s.kv_step(), s.T, item.row0, dv_sum, 1.0f, memory.stored);
-  }
+    store<D>(dk + head, s.kv_step(), s.T, item.row0, dk_sum, scale, me.stored);
+    store<D>(dv + head, s.kv_step(), s.T, item.row0, dv_sum, 1.0f, me.stored);
+  });
 }
 
 // ---- launchers
