@@ -1,7 +1,6 @@
 // short_conv: y = SiLU(p), p_tc = sum over j of w_cj x_(t-W+1+j)c: every channel c, by itself, mixes the last W tokens
 //   A linear attention knows little of the order of tokens that stand side by side. A convolution over W = 4 of them in
-//   front
-//   of q, k and v gives it that, at W multiply-adds a channel.              (in Mamba: Gu & Dao 2023, arXiv 2312.00752)
+//   front of q, k and v gives it that, at W multiply-adds a channel.        (in Mamba: Gu & Dao 2023, arXiv 2312.00752)
 //   It is causal: tap W-1 is the token itself, tap 0 the one W-1 before. In front of a sequence stand the W-1 inputs of
 //   its initial state, so write the inputs as one row of rows, e = 0 .. T+W-2:
 //     X = initial, then x            p_t = sum over j of w_j X_(t+j)            final = the last W-1 rows of X
@@ -102,7 +101,7 @@ void short_conv_backward_ref(Real* dx, Real* dw, Real* dinitial, const Real* dy,
 }
 IN_FLOAT_AND_DOUBLE(short_conv_backward_ref);
 
-// ---- kernels
+// ---- kernels for any number of taps
 //
 // A thread owns one channel of one token. The threads of a warp have neighbouring channels, so each of the W rows that
 // it reads is 128 neighbouring bytes, and W-1 of them are in the cache from the tokens before. The bus: forward 8 bytes
@@ -162,6 +161,124 @@ struct ShortConvFoldDw {
   }
 };
 
+// ---- kernels for four taps, as every model has them
+//
+// A thread owns one channel of a strip of neighbouring tokens and walks along them. The weights and the four inputs that
+// the taps see stay in its registers, so an input is read once. The loop takes four tokens a turn: what they read is
+// asked for together, and a window that moves by one is no more than other names for the same registers.
+//
+//     X_t  X_t+1  X_t+2  X_t+3 | read: X_t+4 .. X_t+7            window x[0..3] of token t
+//          x[0]   x[1]   x[2]          x[3]                      ... and of token t+1
+//
+// The backward has one kernel where any number of taps takes three. Its strips are the slices of dw's column sum, 128
+// tokens of all sequences in a row, and dw's four chains are registers too. dX_e wants the dp of tokens e-3 to e: those
+// are a second window. So the walk goes on for three tokens past its own, which the next thread has as well, and dp is
+// never stored. The bus: x and dy are read, dx is written, where three steps moved dp four times as well.
+
+constexpr size_t conv_strip = 32;
+constexpr unsigned conv_block = 128, conv_turn = 4;
+
+namespace short_conv {
+
+// What the taps of a token see, the oldest first.
+struct Window {
+  float v[4];
+  __device__ void push(float next) { v[0] = v[1], v[1] = v[2], v[2] = v[3], v[3] = next; }
+};
+
+__device__ inline float convolve(const Quad& w, const Window& x) {
+  float p = 0;
+  for (int j = 0; j < 4; j++) p = fused(w.v[j], x.v[j], p);
+  return p;
+}
+
+// The window of the token before t, but for its oldest input, which leaves with the first push.
+template <class S>
+__device__ Window window_before(const Inputs<S>& X, size_t b, size_t t, size_t c) {
+  return {{0, X(b, t, c), X(b, t + 1, c), X(b, t + 2, c)}};
+}
+
+}  // namespace short_conv
+
+template <class S>
+__global__ void __launch_bounds__(conv_block)
+    short_conv4_forward_kernel(S* y, short_conv::Inputs<S> X, const float* w) {
+  const size_t T = X.s.T, C = X.s.C, blocks = ceil_div(C, conv_block), strips = ceil_div(T, conv_strip);
+  const size_t strip = blockIdx.x / blocks, c = blockIdx.x % blocks * conv_block + threadIdx.x;
+  if (c >= C) return;
+  const size_t b = strip / strips, t0 = strip % strips * conv_strip, t1 = t0 + conv_strip < T ? t0 + conv_strip : T;
+  const Quad weights = load_four(w + 4 * c);
+  short_conv::Window window = short_conv::window_before(X, b, t0, c);
+  const S* x = X.x + (b * T + t0) * C + c;
+  y += (b * T + t0) * C + c;
+  const auto turn = [&](auto whole, unsigned left) {
+    float next[conv_turn];
+    for (unsigned i = 0; i < conv_turn; i++) next[i] = whole || i < left ? float(x[i * C]) : 0.0f;
+    for (unsigned i = 0; i < conv_turn; i++) {
+      window.push(next[i]);
+      if (whole || i < left) y[i * C] = S(silu(short_conv::convolve(weights, window)));
+    }
+    x += conv_turn * C, y += conv_turn * C;
+  };
+  for (size_t t = t0; t < t1; t += conv_turn)
+    if (t + conv_turn <= t1)
+      turn(std::true_type(), 0);
+    else
+      turn(std::false_type(), unsigned(t1 - t));
+}
+
+// level (slices,C,4): dw's sums of each slice.
+template <class S>
+__global__ void __launch_bounds__(conv_block)
+    short_conv4_backward_kernel(S* dx, float* level, S* dinitial, const S* dy, const S* dfinal, short_conv::Inputs<S> X,
+                                const float* w) {
+  const size_t T = X.s.T, C = X.s.C, rows = X.s.B * T, blocks = ceil_div(C, conv_block);
+  const size_t slice = blockIdx.x / blocks, c = blockIdx.x % blocks * conv_block + threadIdx.x;
+  if (c >= C) return;
+  const size_t n1 = (slice + 1) * column_slice < rows ? (slice + 1) * column_slice : rows;
+  const Quad weights = load_four(w + 4 * c);
+  Quad dw = {};
+  for (size_t n = slice * column_slice, t0, t1; n < n1; n += t1 - t0) {  // the part of each sequence: its t0 to t1-1
+    const size_t b = n / T;
+    t0 = n % T;
+    t1 = t0 + (n1 - n) < T ? t0 + (n1 - n) : T;
+    short_conv::Window window = short_conv::window_before(X, b, t0, c), dp = {};
+    const S *x = X.x + n * C + c, *d = dy + n * C + c;
+    S* out = dx + n * C + c;  // of the token that is three before
+    // inside: all of the turn's tokens are this thread's, and so is every dX_e.
+    const auto turn = [&](auto inside, size_t e0) {
+      float next[conv_turn], slope[conv_turn];
+      for (size_t i = 0; i < conv_turn; i++) {
+        const bool there = inside || e0 + i < T;
+        next[i] = there ? float(x[i * C]) : 0.0f;
+        slope[i] = there ? float(d[i * C]) : 0.0f;
+      }
+      for (size_t i = 0; i < conv_turn; i++) {
+        const size_t e = e0 + i;
+        window.push(next[i]);
+        dp.push(slope[i] * silu_slope(short_conv::convolve(weights, window)));
+        if (inside || e < t1)
+          for (int j = 0; j < 4; j++) dw.v[j] = fused(dp.v[3], window.v[j], dw.v[j]);
+        if (!inside && (e >= t1 + 3 || (t0 > 0 && e < t0 + 3))) continue;  // dX_e is another thread's
+        float sum = !inside && e >= T && dfinal ? float(dfinal[(b * 3 + e - T) * C + c]) : 0.0f;
+        for (size_t j = 0; j < 4; j++)  // (e - j wraps where the tap lies before token 0)
+          if (inside || e - j < T) sum = fused(weights.v[j], dp.v[3 - j], sum);
+        if (inside || e >= 3)
+          *(out + i * C - 3 * C) = S(sum);
+        else if (dinitial)
+          dinitial[(b * 3 + e) * C + c] = S(sum);
+      }
+      x += conv_turn * C, d += conv_turn * C, out += conv_turn * C;
+    };
+    for (size_t e = t0; e < t1 + 3; e += conv_turn)
+      if (e > t0 && e + conv_turn <= t1)
+        turn(std::true_type(), e);
+      else
+        turn(std::false_type(), e);
+  }
+  store_four(level + (slice * C + c) * 4, dw);
+}
+
 // ---- launchers
 
 void short_conv_forward(Reals y, Reals final, ConstReals x, const float* w, ConstReals initial, const ShortConvShape& s,
@@ -172,8 +289,12 @@ void short_conv_forward(Reals y, Reals final, ConstReals x, const float* w, Cons
     if (ctx.device == Device::cpu)
       return short_conv_forward_cpu(y.as<S>(), final.as<S>(), x.as<S>(), w, initial.as<S>(), s, ctx);
     const short_conv::Inputs<S> X{x.as<S>(), initial.as<S>(), s};
-    launch(short_conv_forward_kernel<S>, grid_of(ceil_div(s.B * s.T * s.C, elementwise_block)), elementwise_block, 0,
-           ctx, y.as<S>(), X, w);
+    if (s.W == 4)
+      launch(short_conv4_forward_kernel<S>, grid_of(s.B * ceil_div(s.T, conv_strip) * ceil_div(s.C, conv_block)),
+             conv_block, 0, ctx, y.as<S>(), X, w);
+    else
+      launch(short_conv_forward_kernel<S>, grid_of(ceil_div(s.B * s.T * s.C, elementwise_block)), elementwise_block, 0,
+             ctx, y.as<S>(), X, w);
     if (final)
       launch(short_conv_final_kernel<S>, grid_of(ceil_div(s.B * s.C, elementwise_block)), elementwise_block, 0, ctx,
              final.as<S>(), X);
@@ -190,6 +311,13 @@ void short_conv_backward(Reals dx, float* dw, Reals dinitial, ConstReals dy, Con
       return short_conv_backward_cpu(dx.as<S>(), dw, dinitial.as<S>(), dy.as<S>(), dfinal.as<S>(), x.as<S>(), w,
                                      initial.as<S>(), s, ctx);
     const short_conv::Inputs<S> X{x.as<S>(), initial.as<S>(), s};
+    if (s.W == 4) {
+      const size_t slices = ceil_div(s.B * s.T, column_slice);
+      float* const level = ctx.scratch(short_conv_backward_scratch(s, ctx.device) / sizeof(float));
+      launch(short_conv4_backward_kernel<S>, grid_of(slices * ceil_div(s.C, conv_block)), conv_block, 0, ctx,
+             dx.as<S>(), level, dinitial.as<S>(), dy.as<S>(), dfinal.as<S>(), X, w);
+      return column_add_slices(std::array{dw}, level, slices, s.C * 4, ctx);
+    }
     const size_t n = s.B * s.T * s.C;
     float* const dp = ctx.scratch(short_conv_backward_scratch(s, ctx.device) / sizeof(float));
     const dim3 elements = grid_of(ceil_div(n, elementwise_block));
@@ -208,7 +336,7 @@ size_t short_conv_forward_scratch(const ShortConvShape& s, Device device) {
 
 size_t short_conv_backward_scratch(const ShortConvShape& s, Device device) {
   if (device == Device::cpu) return short_conv_backward_cpu_scratch(s);
-  return s.B * s.T * s.C * sizeof(float) + column_reduce_scratch(s.B * s.T, s.C * s.W);
+  return (s.W == 4 ? 0 : s.B * s.T * s.C * sizeof(float)) + column_reduce_scratch(s.B * s.T, s.C * s.W);
 }
 
 }  // namespace gated

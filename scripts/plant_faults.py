@@ -92,7 +92,7 @@ def copy_with_faults(folder, faults):
     def unwanted(path, names):
         if os.path.relpath(path, ROOT) == "build":
             return {"asan", "race", "avx2", "plain", "debug", "cuda", "fuzz"}
-        return {".git", "build"} if built else {".git"}
+        return {".git", "build", "train"} if built else {".git"}
 
     def copy(source, target):
         if os.path.relpath(source, ROOT) in planted_files or not os.path.isfile(source):

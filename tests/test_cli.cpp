@@ -76,7 +76,7 @@ struct Cli : Folder {
   pid_t start(const std::string& flags, const Prepare& prepare = {}, const std::string& program = "./train ") const {
     const pid_t child = fork();
     if (child != 0) return child;
-    signal(SIGINT, SIG_DFL);  // where these tests run in the background, a shell has it ignored
+    for (int number : {SIGINT, SIGHUP}) signal(number, SIG_DFL);  // a shell in the background, or nohup, ignores them
     fs::current_path(path);
     freopen("stdout", "w", stdout);
     freopen("stderr", "w", stderr);
