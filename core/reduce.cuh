@@ -175,9 +175,9 @@ void column_reduce_add_cpu(T* out, size_t rows, size_t cols, Fold fold) {
 //     rows   0..127   block 0            block 1     ...   -> partial[0][k][c]
 //     rows 128..255   block b            block b+1   ...   -> partial[1][k][c]        b = ceil(cols/128)
 //
-// The same kernel then adds the slice sums, as if they were sums*cols columns of as many rows as there were slices: 128
-// of them make one, and so on until one is left. No thread meets another, so there is no barrier. Memory is read once;
-// the partial sums are sums/128 of what a fold reads.
+// The same kernel then adds the slice sums, as if they were sums*cols columns of as many rows as there were slices, until
+// 128 or fewer are left: these the thread of a column adds to each other and then to what stands in out. No thread meets
+// another, so there is no barrier. Memory is read once; the partial sums are sums/128 of what a fold reads.
 
 template <size_t sums, class Fold>
 __global__ void column_slices_kernel(float* partial, size_t rows, size_t cols, Fold fold) {
@@ -190,12 +190,16 @@ __global__ void column_slices_kernel(float* partial, size_t rows, size_t cols, F
   for (size_t k = 0; k < sums; k++) partial[(slice * sums + k) * cols + c] = acc[k];
 }
 
-// The one sum that is left is added to what stands in out. One thread a column.
+// The last level (slices,sums,cols), of at most 128 slices. A slice that is alone is the sum.
 template <size_t sums>
-__global__ void column_add_kernel(std::array<float*, sums> out, const float* sum, size_t cols) {
+__global__ void column_add_kernel(std::array<float*, sums> out, const float* level, size_t slices, size_t cols) {
   const size_t c = threadIdx.x + size_t(blockDim.x) * blockIdx.x;
   if (c >= cols) return;
-  for (size_t k = 0; k < sums; k++) out[k][c] += sum[k * cols + c];
+  for (size_t k = 0; k < sums; k++) {
+    float sum = slices == 1 ? level[k * cols + c] : 0.0f;
+    for (size_t slice = 0; slices > 1 && slice < slices; slice++) sum = sum + level[(slice * sums + k) * cols + c];
+    out[k][c] += sum;
+  }
 }
 
 // ---- column: launchers
@@ -203,7 +207,7 @@ __global__ void column_add_kernel(std::array<float*, sums> out, const float* sum
 // Bytes of scratch that `sums` column sums over `rows` rows take.
 inline size_t column_reduce_scratch(size_t rows, size_t cols, size_t sums = 1) {
   const size_t slices = ceil_div(rows, column_slice);
-  return (slices + ceil_div(slices, column_slice)) * sums * cols * sizeof(float);
+  return (slices + (slices > column_slice ? ceil_div(slices, column_slice) : 0)) * sums * cols * sizeof(float);
 }
 
 // column_add_slices_cpu on a device of kernels. level has column_reduce_scratch() bytes in all.
@@ -213,12 +217,12 @@ void column_add_slices(const std::array<float*, sums>& out, float* level, size_t
   const size_t width = sums * cols;
   float* next = level + slices * width;  // a level and the one above it take turns
   using Add = OneSum<AddRows<float>>;
-  for (size_t n = slices; n > 1; n = ceil_div(n, column_slice)) {
-    launch(column_slices_kernel<1, Add>, grid_of(ceil_div(n, column_slice) * ceil_div(width, threads)), threads, 0, ctx,
-           next, n, width, Add{{level, width}});
+  for (; slices > column_slice; slices = ceil_div(slices, column_slice)) {
+    launch(column_slices_kernel<1, Add>, grid_of(ceil_div(slices, column_slice) * ceil_div(width, threads)), threads, 0,
+           ctx, next, slices, width, Add{{level, width}});
     std::swap(level, next);
   }
-  launch(column_add_kernel<sums>, grid_of(ceil_div(cols, threads)), threads, 0, ctx, out, level, cols);
+  launch(column_add_kernel<sums>, grid_of(ceil_div(cols, threads)), threads, 0, ctx, out, level, slices, cols);
 }
 
 // The kernels of a column sum, in scratch memory of the caller's: column_reduce_scratch() bytes.
