@@ -73,11 +73,20 @@ __device__ inline void store_quad(S* row, size_t i, size_t n, Quad q) {
 template <class S>
 struct PlainRows {
   S* p;
-  size_t C;
-  __device__ Quad first(size_t row, size_t i) const { return load_quad(p + row * C, i, C); }
-  __device__ Quad again(size_t row, size_t i) const { return first(row, i); }
-  __device__ void store(size_t row, size_t i, Quad q) const { store_quad(p + row * C, i, C, q); }
+  __device__ Quad first(size_t row, size_t i, size_t C) const { return load_quad(p + row * C, i, C); }
+  __device__ Quad again(size_t row, size_t i, size_t C) const { return first(row, i, C); }
+  __device__ void store(size_t row, size_t i, size_t C, Quad q) const { store_quad(p + row * C, i, C, q); }
 };
+
+// Calls body(aligned). The compiler makes it twice: in the one it knows that rows of n elements stand on boundaries of
+// four, where loads need no branch, go out together, and a loop is unrolled.
+template <class Body>
+__device__ inline void by_alignment(size_t n, Body body) {
+  if (n % 4 == 0)
+    body(std::true_type());
+  else
+    body(std::false_type());
+}
 
 // What is read of q once it is stored.
 template <class S>

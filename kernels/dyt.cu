@@ -72,12 +72,14 @@ __global__ void __launch_bounds__(rows_block)
   const size_t row = warp_row();
   if (row >= N) return;
   const float a = *alpha;
-  for (size_t i = 4 * (threadIdx.x % 32); i < C; i += row_chains) {
-    Quad q = x.first(row, i);
-    const Quad wq = load_quad(w, i, C), bq = load_quad(b, i, C);
-    for (int k = 0; k < 4; k++) q.v[k] = fused(wq.v[k], exact_tanh(a * q.v[k]), bq.v[k]);
-    store_quad(y + row * C, i, C, q);
-  }
+  by_alignment(C, [&](auto) {
+    for (size_t i = 4 * (threadIdx.x % 32); i < C; i += row_chains) {
+      Quad q = x.first(row, i, C);
+      const Quad wq = load_quad(w, i, C), bq = load_quad(b, i, C);
+      for (int k = 0; k < 4; k++) q.v[k] = fused(wq.v[k], exact_tanh(a * q.v[k]), bq.v[k]);
+      store_quad(y + row * C, i, C, q);
+    }
+  });
 }
 
 // dx waits for no sum, so one pass makes it and the row's share of dalpha. A lane reads its columns of dy before it
@@ -89,19 +91,21 @@ __global__ void __launch_bounds__(rows_block)
   const size_t row = warp_row(), lane = threadIdx.x % 32;
   if (row >= N) return;
   const float a = *alpha;
-  float chain[4] = {};
-  for (size_t i = 4 * lane; i < C; i += row_chains) {
-    Quad d = load_quad(dy + row * C, i, C);
-    const Quad q = load_quad(x + row * C, i, C), wq = load_quad(w, i, C);
-    for (int k = 0; k < 4; k++) {
-      const float t = exact_tanh(a * q.v[k]), dz = d.v[k] * wq.v[k] * fused(-t, t, 1.0f);
-      if (i + k < C) chain[k] = fused(dz, q.v[k], chain[k]);
-      d.v[k] = a * dz;
+  by_alignment(C, [&](auto aligned) {
+    float chain[4] = {};
+    for (size_t i = 4 * lane; i < C; i += row_chains) {
+      Quad d = load_quad(dy + row * C, i, C);
+      const Quad q = load_quad(x + row * C, i, C), wq = load_quad(w, i, C);
+      for (int k = 0; k < 4; k++) {
+        const float t = exact_tanh(a * q.v[k]), dz = d.v[k] * wq.v[k] * fused(-t, t, 1.0f);
+        if (aligned || i + k < C) chain[k] = fused(dz, q.v[k], chain[k]);
+        d.v[k] = a * dz;
+      }
+      dx.store(row, i, C, d);
     }
-    dx.store(row, i, d);
-  }
-  const float sum = warp_chains_sum(chain);
-  if (lane == 0) row_sums[row] = sum;
+    const float sum = warp_chains_sum(chain);
+    if (lane == 0) row_sums[row] = sum;
+  });
 }
 
 // ---- down the columns: dw and db in one run, as in kernels/rmsnorm.cu; then dalpha, the column of the rows' sums
@@ -152,8 +156,8 @@ void dyt_forward(const DytOutputs& out, const ResidualIn& in, const float* alpha
     const auto run = [&](auto x) {
       launch(dyt_forward_kernel<S, decltype(x)>, rows_grid(N), rows_block, 0, ctx, out.y.as<S>(), x, alpha, w, b, N, C);
     };
-    if (!in.branch) return run(PlainRows<const S>{in.x.as<S>(), C});
-    run(JoinedRows<S>{out.sum.as<S>(), in.as<S>(), C});
+    if (!in.branch) return run(PlainRows<const S>{in.x.as<S>()});
+    run(JoinedRows<S>{out.sum.as<S>(), in.as<S>()});
   });
 }
 
@@ -174,8 +178,8 @@ void dyt_backward(const DytGradients& out, ConstReals dy, const ResidualBackward
       launch(dyt_backward_kernel<S, decltype(dx)>, rows_grid(N), rows_block, 0, ctx, dx, out.row_sums, d, x, alpha, w,
              N, C);
     };
-    if (!in.branch && !in.dresidual) return run(PlainRows<S>{out.dx.as<S>(), C});
-    run(JoinedGradient<S>{out.dx.as<S>(), out.dbranch.as<S>(), in.as<S>(), C});
+    if (!in.branch && !in.dresidual) return run(PlainRows<S>{out.dx.as<S>()});
+    run(JoinedGradient<S>{out.dx.as<S>(), out.dbranch.as<S>(), in.as<S>()});
   });
   column_reduce_add(out.dalpha, N, 1, AddRows<float>{out.row_sums, 1}, ctx);
 }

@@ -191,7 +191,7 @@ __global__ void __launch_bounds__(gated_norm::threads, 4)
         const Patch b = block.load(in.branch, c);
 #pragma unroll
         for (unsigned k = 0; k < 4; k++)
-          if (k < block.count) q.row[k] = JoinedRows<S>{sum, in, C}.join(block.row0 + k, c, q.row[k], b.row[k]);
+          if (k < block.count) q.row[k] = JoinedRows<S>{sum, in}.join(block.row0 + k, c, C, q.row[k], b.row[k]);
       }
       each_element([&](int k, int e) {
         if (c + e < C) chain[k][e] = fused(q.row[k].v[e], q.row[k].v[e], chain[k][e]);
@@ -322,7 +322,7 @@ __global__ void __launch_bounds__(gated_norm::threads, 3)
 #pragma unroll
       for (unsigned k = 0; k < 4; k++)
         if (k < block.count)
-          JoinedGradient<S>{dx, dbranch, in, C}.store_sum(block.row0 + k, c, through_norm.row[k], x.row[k]);
+          JoinedGradient<S>{dx, dbranch, in}.store_sum(block.row0 + k, c, C, through_norm.row[k], x.row[k]);
     }
 #pragma unroll
     for (unsigned k = 0; k < 4; k++) {

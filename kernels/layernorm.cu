@@ -89,33 +89,34 @@ __global__ void __launch_bounds__(rows_block)
                              size_t C, float eps) {
   const size_t row = warp_row(), lane = threadIdx.x % 32;
   if (row >= N) return;
+  by_alignment(C, [&](auto aligned) {
+    float chain[4] = {};
+    for (size_t i = 4 * lane; i < C; i += row_chains) {
+      const Quad q = x.first(row, i, C);
+      for (int k = 0; k < 4; k++)
+        if (aligned || i + k < C) chain[k] = chain[k] + q.v[k];
+    }
+    const float mean = warp_chains_sum(chain) / float(C);  // every lane has it
 
-  float chain[4] = {};
-  for (size_t i = 4 * lane; i < C; i += row_chains) {
-    const Quad q = x.first(row, i);
-    for (int k = 0; k < 4; k++)
-      if (i + k < C) chain[k] = chain[k] + q.v[k];
-  }
-  const float mean = warp_chains_sum(chain) / float(C);  // every lane has it
+    float square_chain[4] = {};
+    for (size_t i = 4 * lane; i < C; i += row_chains) {
+      const Quad q = x.again(row, i, C);
+      for (int k = 0; k < 4; k++)
+        if (aligned || i + k < C) square_chain[k] = fused(q.v[k] - mean, q.v[k] - mean, square_chain[k]);
+    }
+    const float r = 1.0f / exact_sqrt(warp_chains_sum(square_chain) / float(C) + eps);
+    if (lane == 0) {
+      all_means[row] = mean;
+      all_r[row] = r;
+    }
 
-  float square_chain[4] = {};
-  for (size_t i = 4 * lane; i < C; i += row_chains) {
-    const Quad q = x.again(row, i);
-    for (int k = 0; k < 4; k++)
-      if (i + k < C) square_chain[k] = fused(q.v[k] - mean, q.v[k] - mean, square_chain[k]);
-  }
-  const float r = 1.0f / exact_sqrt(warp_chains_sum(square_chain) / float(C) + eps);
-  if (lane == 0) {
-    all_means[row] = mean;
-    all_r[row] = r;
-  }
-
-  for (size_t i = 4 * lane; i < C; i += row_chains) {
-    Quad q = x.again(row, i);
-    const Quad wq = load_quad(w, i, C), bq = load_quad(b, i, C);
-    for (int k = 0; k < 4; k++) q.v[k] = fused((q.v[k] - mean) * r, wq.v[k], bq.v[k]);
-    store_quad(y + row * C, i, C, q);
-  }
+    for (size_t i = 4 * lane; i < C; i += row_chains) {
+      Quad q = x.again(row, i, C);
+      const Quad wq = load_quad(w, i, C), bq = load_quad(b, i, C);
+      for (int k = 0; k < 4; k++) q.v[k] = fused((q.v[k] - mean) * r, wq.v[k], bq.v[k]);
+      store_quad(y + row * C, i, C, q);
+    }
+  });
 }
 
 // Both sums of a row are made in one pass. A lane reads its columns of dy again before it writes those of dx, and no
@@ -126,31 +127,33 @@ __global__ void __launch_bounds__(rows_block)
                               const float* all_r, size_t N, size_t C) {
   const size_t row = warp_row(), lane = threadIdx.x % 32;
   if (row >= N) return;
-  const S *dyr = dy + row * C, *xr = x + row * C;
-  const float mean = all_means[row], r = all_r[row];
+  by_alignment(C, [&](auto aligned) {
+    const S *dyr = dy + row * C, *xr = x + row * C;
+    const float mean = all_means[row], r = all_r[row];
 
-  float g_chain[4] = {}, gxh_chain[4] = {};
-  for (size_t i = 4 * lane; i < C; i += row_chains) {
-    const Quad d = load_quad(dyr, i, C), wq = load_quad(w, i, C), q = load_quad(xr, i, C);
-    for (int k = 0; k < 4; k++) {
-      const float g = d.v[k] * wq.v[k], xh = (q.v[k] - mean) * r;
-      if (i + k < C) {
-        g_chain[k] = g_chain[k] + g;
-        gxh_chain[k] = fused(g, xh, gxh_chain[k]);
+    float g_chain[4] = {}, gxh_chain[4] = {};
+    for (size_t i = 4 * lane; i < C; i += row_chains) {
+      const Quad d = load_quad(dyr, i, C), wq = load_quad(w, i, C), q = load_quad(xr, i, C);
+      for (int k = 0; k < 4; k++) {
+        const float g = d.v[k] * wq.v[k], xh = (q.v[k] - mean) * r;
+        if (aligned || i + k < C) {
+          g_chain[k] = g_chain[k] + g;
+          gxh_chain[k] = fused(g, xh, gxh_chain[k]);
+        }
       }
     }
-  }
-  const float mean_g = warp_chains_sum(g_chain) / float(C), mean_gxh = warp_chains_sum(gxh_chain) / float(C);
+    const float mean_g = warp_chains_sum(g_chain) / float(C), mean_gxh = warp_chains_sum(gxh_chain) / float(C);
 
-  for (size_t i = 4 * lane; i < C; i += row_chains) {
-    Quad d = load_quad(dyr, i, C);
-    const Quad wq = load_quad(w, i, C), q = load_quad(xr, i, C);
-    for (int k = 0; k < 4; k++) {
-      const float g = d.v[k] * wq.v[k], xh = (q.v[k] - mean) * r;
-      d.v[k] = r * fused(-xh, mean_gxh, g - mean_g);
+    for (size_t i = 4 * lane; i < C; i += row_chains) {
+      Quad d = load_quad(dyr, i, C);
+      const Quad wq = load_quad(w, i, C), q = load_quad(xr, i, C);
+      for (int k = 0; k < 4; k++) {
+        const float g = d.v[k] * wq.v[k], xh = (q.v[k] - mean) * r;
+        d.v[k] = r * fused(-xh, mean_gxh, g - mean_g);
+      }
+      dx.store(row, i, C, d);
     }
-    dx.store(row, i, d);
-  }
+  });
 }
 
 // ---- down the columns: dw and db, made in one run, as dw of kernels/rmsnorm.cu
@@ -203,8 +206,8 @@ void layernorm_forward(const LayernormOutputs& out, const ResidualIn& in, const 
       launch(layernorm_forward_kernel<S, decltype(x)>, rows_grid(N), rows_block, 0, ctx, out.y.as<S>(), out.mean, out.r,
              x, w, b, N, C, eps);
     };
-    if (!in.branch) return run(PlainRows<const S>{in.x.as<S>(), C});
-    run(JoinedRows<S>{out.sum.as<S>(), in.as<S>(), C});
+    if (!in.branch) return run(PlainRows<const S>{in.x.as<S>()});
+    run(JoinedRows<S>{out.sum.as<S>(), in.as<S>()});
   });
 }
 
@@ -224,8 +227,8 @@ void layernorm_backward(const LayernormGradients& out, ConstReals dy, const Resi
     const auto run = [&](auto dx) {
       launch(layernorm_backward_kernel<S, decltype(dx)>, rows_grid(N), rows_block, 0, ctx, dx, d, x, w, mean, r, N, C);
     };
-    if (!in.branch && !in.dresidual) return run(PlainRows<S>{out.dx.as<S>(), C});
-    run(JoinedGradient<S>{out.dx.as<S>(), out.dbranch.as<S>(), in.as<S>(), C});
+    if (!in.branch && !in.dresidual) return run(PlainRows<S>{out.dx.as<S>()});
+    run(JoinedGradient<S>{out.dx.as<S>(), out.dbranch.as<S>(), in.as<S>()});
   });
 }
 

@@ -122,19 +122,20 @@ __global__ void __launch_bounds__(elementwise_block)
 // dx, dbranch). In bf16 it is half.
 
 template <class S>
-__global__ void __launch_bounds__(rows_block) residual_join_kernel(JoinedRows<S> x, size_t N) {
+__global__ void __launch_bounds__(rows_block) residual_join_kernel(JoinedRows<S> x, size_t N, size_t C) {
   const size_t row = warp_row();
   if (row >= N) return;
-  for (size_t i = 4 * (threadIdx.x % 32); i < x.C; i += row_chains) x.first(row, i);  // leaves the sum
+  for (size_t i = 4 * (threadIdx.x % 32); i < C; i += row_chains) x.first(row, i, C);  // leaves the sum
 }
 
 template <class S>
-__global__ void __launch_bounds__(rows_block) residual_backward_kernel(JoinedGradient<S> dx, const S* dy, size_t N) {
-  const size_t row = warp_row(), C = dx.C;
+__global__ void __launch_bounds__(rows_block)
+    residual_backward_kernel(JoinedGradient<S> dx, const S* dy, size_t N, size_t C) {
+  const size_t row = warp_row();
   if (row >= N) return;
   for (size_t i = 4 * (threadIdx.x % 32); i < C; i += row_chains)
     // Without dy, -0: it is what adds nothing. v + -0 is v for every v, and -0 + 0 would be +0.
-    dx.store(row, i, dy ? load_quad(dy + row * C, i, C) : Quad{{-0.0f, -0.0f, -0.0f, -0.0f}});
+    dx.store(row, i, C, dy ? load_quad(dy + row * C, i, C) : Quad{{-0.0f, -0.0f, -0.0f, -0.0f}});
 }
 
 // ---- launchers
@@ -172,7 +173,7 @@ void residual_forward(Reals sum, const ResidualIn& in, size_t N, size_t C, Conte
       launch(residual_forward_kernel<S>, elementwise_grid(N * C), elementwise_block, 0, ctx, sum.as<S>(), in.x.as<S>(),
              in.branch.as<S>(), N * C);
     else
-      launch(residual_join_kernel<S>, rows_grid(N), rows_block, 0, ctx, JoinedRows<S>{sum.as<S>(), in.as<S>(), C}, N);
+      launch(residual_join_kernel<S>, rows_grid(N), rows_block, 0, ctx, JoinedRows<S>{sum.as<S>(), in.as<S>()}, N, C);
   });
 }
 
@@ -186,7 +187,7 @@ void residual_backward(Reals dx, Reals dbranch, ConstReals dy, const ResidualBac
     const auto typed = in.as<S>();
     if (ctx.device == Device::cpu) return residual_backward_cpu(dx.as<S>(), dbranch.as<S>(), dy.as<S>(), typed, N, C);
     launch(residual_backward_kernel<S>, rows_grid(N), rows_block, 0, ctx,
-           JoinedGradient<S>{dx.as<S>(), dbranch.as<S>(), typed, C}, dy.as<S>(), N);
+           JoinedGradient<S>{dx.as<S>(), dbranch.as<S>(), typed}, dy.as<S>(), N, C);
   });
 }
 

@@ -141,22 +141,21 @@ template <class S>
 struct JoinedRows {
   S* sum;
   ResidualInOf<S> in;
-  size_t C;
 
-  __device__ Quad first(size_t row, size_t i) const {
+  __device__ Quad first(size_t row, size_t i, size_t C) const {
     // Without x, -0: v + -0 is v for every v.
     const Quad q = in.x ? load_quad(in.x + row * C, i, C) : Quad{{-0.0f, -0.0f, -0.0f, -0.0f}};
-    return in.branch ? join(row, i, q, load_quad(in.branch + row * C, i, C)) : q;
+    return in.branch ? join(row, i, C, q, load_quad(in.branch + row * C, i, C)) : q;
   }
   // The sum of q and b, as it is stored.
-  __device__ Quad join(size_t row, size_t i, Quad q, Quad b) const {
+  __device__ Quad join(size_t row, size_t i, size_t C, Quad q, Quad b) const {
     const Quad keep = dropout_quad(in.join.dropout, row, i, C);
     for (int k = 0; k < 4; k++) q.v[k] = join_element(q.v[k], b.v[k], keep.v[k], in.join);
     store_quad(sum + row * C, i, C, q);
     return stored_quad<S>(q);
   }
   const S* normalised = in.branch ? sum : in.x;
-  __device__ Quad again(size_t row, size_t i) const { return load_quad(normalised + row * C, i, C); }
+  __device__ Quad again(size_t row, size_t i, size_t C) const { return load_quad(normalised + row * C, i, C); }
 };
 
 // Stores the gradients of x and, where dbranch is not null, of the branch. d: what comes back through the norm; x: what
@@ -165,20 +164,19 @@ template <class S>
 struct JoinedGradient {
   S *dx, *dbranch;
   ResidualBackwardInOf<S> in;
-  size_t C;
 
-  __device__ void store(size_t row, size_t i, Quad d) const {
-    store(row, i, d, join_of(in).clip_sum < INFINITY ? load_quad(in.x + row * C, i, C) : Quad{});
+  __device__ void store(size_t row, size_t i, size_t C, Quad d) const {
+    store(row, i, C, d, join_of(in).clip_sum < INFINITY ? load_quad(in.x + row * C, i, C) : Quad{});
   }
-  __device__ void store(size_t row, size_t i, Quad d, Quad x) const {
+  __device__ void store(size_t row, size_t i, size_t C, Quad d, Quad x) const {
     if (in.dresidual) {
       const Quad other = load_quad(in.dresidual + row * C, i, C);
       for (int k = 0; k < 4; k++) d.v[k] = other.v[k] + d.v[k];
     }
-    store_sum(row, i, d, x);
+    store_sum(row, i, C, d, x);
   }
   // d: with dresidual.
-  __device__ void store_sum(size_t row, size_t i, Quad d, Quad x) const {
+  __device__ void store_sum(size_t row, size_t i, size_t C, Quad d, Quad x) const {
     const Join join = join_of(in);
     for (int k = 0; k < 4; k++) d.v[k] = clip_gradient(d.v[k], x.v[k], join.clip_sum);
     store_quad(dx + row * C, i, C, d);

@@ -84,8 +84,8 @@ IN_FLOAT_AND_DOUBLE(rmsnorm_backward_ref);
 // it in a cache, L1 or L2. The memory bus: forward 8 bytes an element (x, y), backward 12 (dy, x, dx). In bf16 it is
 // half.
 //
-// x, w and dx are what the kernel is given: x.first(row, i) is the Quad of columns i to i+3, x.again the same in a
-// later pass, w(i) that of the weights, and dx.store stores one. For RMSNorm itself that is all. The general form,
+// x, w and dx are what the kernel is given: x.first(row, i, C) is the Quad of columns i to i+3, x.again the same in a
+// later pass, w(i, C) that of the weights, and dx.store stores one. For RMSNorm itself that is all. The general form,
 // further down, puts functions that do more in their place.
 
 template <class S, class X, class W>
@@ -93,22 +93,23 @@ __global__ void __launch_bounds__(rows_block)
     rmsnorm_forward_kernel(S* y, float* all_r, X x, W w, size_t N, size_t C, float eps) {
   const size_t row = warp_row(), lane = threadIdx.x % 32;
   if (row >= N) return;
+  by_alignment(C, [&](auto aligned) {
+    float chain[4] = {};
+    for (size_t i = 4 * lane; i < C; i += row_chains) {
+      const Quad q = x.first(row, i, C);
+      for (int k = 0; k < 4; k++)
+        if (aligned || i + k < C) chain[k] = fused(q.v[k], q.v[k], chain[k]);
+    }
+    const float r = 1.0f / exact_sqrt(warp_chains_sum(chain) / float(C) + eps);  // every lane has the sum
+    if (lane == 0) all_r[row] = r;
 
-  float chain[4] = {};
-  for (size_t i = 4 * lane; i < C; i += row_chains) {
-    const Quad q = x.first(row, i);
-    for (int k = 0; k < 4; k++)
-      if (i + k < C) chain[k] = fused(q.v[k], q.v[k], chain[k]);
-  }
-  const float r = 1.0f / exact_sqrt(warp_chains_sum(chain) / float(C) + eps);  // every lane has the sum
-  if (lane == 0) all_r[row] = r;
-
-  for (size_t i = 4 * lane; i < C; i += row_chains) {
-    Quad q = x.again(row, i);
-    const Quad wq = w(i);
-    for (int k = 0; k < 4; k++) q.v[k] = q.v[k] * r * wq.v[k];
-    store_quad(y + row * C, i, C, q);
-  }
+    for (size_t i = 4 * lane; i < C; i += row_chains) {
+      Quad q = x.again(row, i, C);
+      const Quad wq = w(i, C);
+      for (int k = 0; k < 4; k++) q.v[k] = q.v[k] * r * wq.v[k];
+      store_quad(y + row * C, i, C, q);
+    }
+  });
 }
 
 // A lane reads its columns of dy again before it writes those of dx, and no other lane reads them: dx may be dy.
@@ -117,30 +118,31 @@ __global__ void __launch_bounds__(rows_block)
     rmsnorm_backward_kernel(Dx dx, float* all_means, const S* dy, X x, W w, const float* all_r, size_t N, size_t C) {
   const size_t row = warp_row(), lane = threadIdx.x % 32;
   if (row >= N) return;
-  const float r = all_r[row];
+  by_alignment(C, [&](auto aligned) {
+    const float r = all_r[row];
 
-  float chain[4] = {};  // of the sum of g*xh
-  for (size_t i = 4 * lane; i < C; i += row_chains) {
-    const Quad d = load_quad(dy + row * C, i, C), q = x.first(row, i), wq = w(i);
-    for (int k = 0; k < 4; k++)
-      if (i + k < C) chain[k] = fused(d.v[k] * wq.v[k], q.v[k] * r, chain[k]);
-  }
-  const float mean = warp_chains_sum(chain) / float(C);
-  if (all_means && lane == 0) all_means[row] = mean;  // for PreAffine's dpre
+    float chain[4] = {};  // of the sum of g*xh
+    for (size_t i = 4 * lane; i < C; i += row_chains) {
+      const Quad d = load_quad(dy + row * C, i, C), q = x.first(row, i, C), wq = w(i, C);
+      for (int k = 0; k < 4; k++)
+        if (aligned || i + k < C) chain[k] = fused(d.v[k] * wq.v[k], q.v[k] * r, chain[k]);
+    }
+    const float mean = warp_chains_sum(chain) / float(C);
+    if (all_means && lane == 0) all_means[row] = mean;  // for PreAffine's dpre
 
-  for (size_t i = 4 * lane; i < C; i += row_chains) {
-    Quad d = load_quad(dy + row * C, i, C);
-    const Quad q = x.again(row, i), wq = w(i);
-    for (int k = 0; k < 4; k++) d.v[k] = rmsnorm_dz(d.v[k] * wq.v[k], q.v[k] * r, mean, r);
-    dx.store(row, i, d);
-  }
+    for (size_t i = 4 * lane; i < C; i += row_chains) {
+      Quad d = load_quad(dy + row * C, i, C);
+      const Quad q = x.again(row, i, C), wq = w(i, C);
+      for (int k = 0; k < 4; k++) d.v[k] = rmsnorm_dz(d.v[k] * wq.v[k], q.v[k] * r, mean, r);
+      dx.store(row, i, C, d);
+    }
+  });
 }
 
 // Of RMSNorm itself: these, and PlainRows (core/quad.cuh) for x and dx.
 struct RmsnormPlainWeights {
   const float* w;
-  size_t C;
-  __device__ Quad operator()(size_t i) const { return load_quad(w, i, C); }
+  __device__ Quad operator()(size_t i, size_t C) const { return load_quad(w, i, C); }
 };
 
 // ---- down the columns: dw
@@ -247,15 +249,14 @@ template <class Rows>
 struct Scaled {
   Rows x;
   const float* pre;
-  __device__ Quad first(size_t row, size_t i) const { return times_pre(x.first(row, i), pre, i, x.C); }
-  __device__ Quad again(size_t row, size_t i) const { return times_pre(x.again(row, i), pre, i, x.C); }
+  __device__ Quad first(size_t row, size_t i, size_t C) const { return times_pre(x.first(row, i, C), pre, i, C); }
+  __device__ Quad again(size_t row, size_t i, size_t C) const { return times_pre(x.again(row, i, C), pre, i, C); }
 };
 
 struct OffsetWeights {
   const float* w;
   float offset;
-  size_t C;
-  __device__ Quad operator()(size_t i) const {
+  __device__ Quad operator()(size_t i, size_t C) const {
     Quad q = load_quad(w, i, C);
     for (int k = 0; k < 4; k++) q.v[k] = rmsnorm_weight(q.v[k], offset);
     return q;
@@ -267,7 +268,9 @@ template <class S>
 struct Gradient {
   JoinedGradient<S> dx;
   const float* pre;
-  __device__ void store(size_t row, size_t i, Quad dz) const { dx.store(row, i, times_pre(dz, pre, i, dx.C)); }
+  __device__ void store(size_t row, size_t i, size_t C, Quad dz) const {
+    dx.store(row, i, C, times_pre(dz, pre, i, C));
+  }
 };
 
 // dw and dpre. mean (N): what the rows have left, without which there is no dz.
@@ -308,10 +311,9 @@ void rmsnorm_forward(const RmsnormOutputs& out, const ResidualIn& in, const Rmsn
       launch(rmsnorm_forward_kernel<S, decltype(x), decltype(w)>, rows_grid(N), rows_block, 0, ctx, out.y.as<S>(),
              out.r, x, w, N, C, eps);
     };
-    if (weights.plain() && !in.branch)
-      return run(PlainRows<const S>{in.x.as<S>(), C}, RmsnormPlainWeights{weights.w, C});
-    run(rmsnorm::Scaled<JoinedRows<S>>{{out.sum.as<S>(), in.as<S>(), C}, weights.pre},
-        rmsnorm::OffsetWeights{weights.w, weights.offset, C});
+    if (weights.plain() && !in.branch) return run(PlainRows<const S>{in.x.as<S>()}, RmsnormPlainWeights{weights.w});
+    run(rmsnorm::Scaled<JoinedRows<S>>{{out.sum.as<S>(), in.as<S>()}, weights.pre},
+        rmsnorm::OffsetWeights{weights.w, weights.offset});
   });
 }
 
@@ -339,11 +341,10 @@ void rmsnorm_backward(const RmsnormGradients& out, ConstReals dy, const Residual
     if (ctx.device == Device::cpu)
       rmsnorm_backward_rows_cpu(to, d, in.as<S>(), weights, r, N, C);
     else if (weights.plain() && !in.branch && !in.dresidual)
-      rows(PlainRows<S>{to.dx, C}, PlainRows<const S>{x, C}, RmsnormPlainWeights{weights.w, C});
+      rows(PlainRows<S>{to.dx}, PlainRows<const S>{x}, RmsnormPlainWeights{weights.w});
     else
-      rows(rmsnorm::Gradient<S>{{to.dx, to.dbranch, in.as<S>(), C}, weights.pre},
-           rmsnorm::Scaled<PlainRows<const S>>{{x, C}, weights.pre},
-           rmsnorm::OffsetWeights{weights.w, weights.offset, C});
+      rows(rmsnorm::Gradient<S>{{to.dx, to.dbranch, in.as<S>()}, weights.pre},
+           rmsnorm::Scaled<PlainRows<const S>>{{x}, weights.pre}, rmsnorm::OffsetWeights{weights.w, weights.offset});
     if (weights.pre)
       column_reduce_add(std::array{out.dw, out.dpre}, N, C, rmsnorm::FoldDwDpre<S>{d, x, r, out.mean, weights, C}, ctx);
   });
