@@ -204,6 +204,10 @@ TEST_CASE("flag fields: every flag and named value arrives, and changes no other
   std::set<std::string> covered = set_of(
       "--from --export --export-dtype --export-dtype=fp32 --export-dtype=bf16 --export-as --export-as=auto "
       "--export-as=architecture --export-as=code --generate --prompt --prompt-tokens --tokens --samples");
+  Config defaults;
+  std::set<std::string> switches;
+  for (const Flag& f : list_flags(defaults))
+    if (f.is_switch) switches.insert(f.name);
   for (const Row& row : rows) {
     INFO(row.word);
     const std::string word = row.word, name = word.substr(0, word.find('='));
@@ -217,6 +221,9 @@ TEST_CASE("flag fields: every flag and named value arrives, and changes no other
     if (name == "--preset") continue;
     std::map<std::string, std::string> before = values(config_of_flags(room)), after = values(config);
     REQUIRE(after.at(name) == value);
+    if (switches.count(name))
+      for (const auto& [said, read] : {std::pair("", "on"), {"=on", "on"}, {"=off", "off"}})
+        REQUIRE(values(config_of_flags(room + name + said)).at(name) == read);
     before.erase(name), after.erase(name);
     REQUIRE(before == after);
     // A value that is the default has to arrive as well where it comes after another.
@@ -225,12 +232,17 @@ TEST_CASE("flag fields: every flag and named value arrives, and changes no other
     if (other.find("sigmoid") == std::string::npos) REQUIRE(!row.arrived(config_of_flags(room + other)));
     REQUIRE(row.arrived(config_of_flags(room + other + word)));
   }
-  Config defaults;
   for (const Flag& f : list_flags(defaults)) {
     INFO(f.name);
+    REQUIRE(!f.help.empty());
+    const std::string before = f.get();
+    f.set(before);
+    REQUIRE(f.get() == before);
     REQUIRE(covered.count(f.name));
-    if (f.name == "--preset" || f.is_switch) continue;
-    for (const Flag::Choice& choice : f.choices) REQUIRE(covered.count(f.name + "=" + choice.value));
+    for (const Flag::Choice& choice : f.choices) {
+      REQUIRE(std::ifstream(choice.file).good());  // the file that implements it is there
+      REQUIRE((f.name == "--preset" || f.is_switch || covered.count(f.name + "=" + choice.value)));
+    }
   }
 }
 

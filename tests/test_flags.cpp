@@ -28,25 +28,6 @@ std::string parse(std::vector<std::string> words) {
 
 }  // namespace
 
-TEST_CASE("flags: every flag reads back what it prints, and every named value is accepted", "[flags]") {
-  Config config;
-  const std::vector<Flag> flags = list_flags(config);
-  for (const Flag& f : flags) {
-    INFO(f.name);
-    REQUIRE(!f.help.empty());
-    const std::string before = f.get();
-    f.set(before);
-    REQUIRE(f.get() == before);
-    for (const auto& choice : f.choices) {
-      INFO(choice.value);
-      f.set(choice.value);
-      REQUIRE(f.get() == choice.value);
-      REQUIRE(std::ifstream(choice.file).good());  // the file that implements it is there
-    }
-    f.set(before);
-  }
-}
-
 TEST_CASE("flags: what is wrong is refused by name", "[flags]") {
   std::ifstream file("tests/fixtures/refused_flags.json");
   for (const auto& row : nlohmann::json::parse(file)) {
@@ -90,30 +71,6 @@ TEST_CASE("flags: an empty value is a value, never the flag behind it, and a fla
   Config c;
   REQUIRE(parse(c, {"--out", "x y", "--data=", "--data=--seed=5", "--save-every", "7"}) == "");
   REQUIRE((c.out == "x y" && c.data.data == "--seed=5" && c.save_every.steps == 7));
-}
-
-TEST_CASE("flags: a switch is on when named, and takes on or off", "[flags]") {
-  Config defaults;
-  size_t switches = 0;
-  for (const Flag& listed : list_flags(defaults)) {
-    if (!listed.is_switch) continue;
-    switches++;
-    REQUIRE(listed.allowed == "on | off");
-    for (auto [value, on] : {std::pair{"", "on"}, {"=on", "on"}, {"=off", "off"}}) {
-      Config c;
-      const std::string word = listed.name + value;
-      INFO(word);
-      if (word == "--generate" || word == "--generate=on") continue;  // needs a model: tests/test_generate.cpp
-      REQUIRE(parse(c, {word, "--out=x", "--experts=4", "--shared-experts=1",
-                        listed.name == "--tf32"               ? "--matmul=cublas"
-                        : listed.name == "--change-precision" ? "--resume"
-                                                              : "--device=auto"}) == "");
-      for (const Flag& f : list_flags(c))
-        if (f.name == listed.name) REQUIRE(f.get() == on);
-    }
-    REQUIRE(contains(parse({listed.name + "=true"}), listed.name + "=true: expected on | off"));
-  }
-  REQUIRE(switches >= 6);
 }
 
 TEST_CASE("flags: whole numbers may have an exponent or a unit", "[flags]") {
