@@ -68,11 +68,9 @@ class DeviceSlots {
 // bits(S(), shape, C) for shapes of rows of C, in both storages.
 template <class Bits>
 void for_dispatch_cases(Bits bits) {
-  const struct {
-    DispatchShape s;
-    size_t C;
-  } cases[] = {{{1, 1, 1}, 1},    {{63, 8, 2}, 200},  {{200, 200, 8}, 3}, {{30, 128, 8}, 128},
-               {{20, 3, 3}, 516}, {{200, 4, 1}, 131}, {{17, 9, 5}, 4}};
+  const std::pair<DispatchShape, size_t> cases[] = {{{1, 1, 1}, 1},      {{63, 8, 2}, 200}, {{200, 200, 8}, 3},
+                                                    {{30, 128, 8}, 128}, {{20, 3, 3}, 516}, {{200, 4, 1}, 131},
+                                                    {{17, 9, 5}, 4}};
   for (const auto& [s, C] : cases) bits(float(), s, C), bits(bf16(), s, C);
 }
 

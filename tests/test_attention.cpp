@@ -39,10 +39,7 @@ struct Attended : AttentionTrial<float> {
 // (Those of plain attention are the first case: its reference has the bits of the general one, below.)
 TEST_CASE("attention: gradients of it and its variants against finite differences", "[gradcheck]") {
   const AttentionShape plain{1, 7, 4, 2, 5}, bounded = windowed(plain, 3);
-  const struct {
-    AttentionShape s;
-    bool sink;
-  } cases[] = {
+  const std::pair<AttentionShape, bool> cases[] = {
       {plain, false}, {bounded, false}, {sigmoid(plain, -1.5), false}, {sigmoid(bounded, -1.5), false},
       {plain, true},  {bounded, true},  {divided(plain, 3), true},     {divided(sigmoid(bounded, -1.5), 9), false}};
   for (const auto& [shape, sink] : cases) {
@@ -71,16 +68,13 @@ TEST_CASE("attention: gradients of it and its variants against finite difference
 constexpr float plain = 1, large = 9;
 
 TEST_CASE("attention: plain attention has the same bits from every reference and every call", "[bitwise]") {
-  const struct {
-    size_t B, T, H, D;
-    float scale;
-  } sizes[] = {{2, 66, 3, 16, plain}, {1, 40, 2, 5, large}};
-  for (auto [B, T, H, D, scale] : sizes) {
-    Attended t(Inputs({B, T, H, H, D}, scale));
+  for (const Inputs& in : {Inputs({2, 66, 3, 3, 16}, plain), Inputs({1, 40, 2, 2, 5}, large)}) {
+    Attended t(in);
+    const AttentionShape& s = in.s;
     const std::vector<std::vector<float>> general = t.attention();
-    t.reference([&, B = B, T = T, H = H, D = D] {
-      plain_attention_forward_ref<float>(t.o, t.lse, t.q, t.k, t.v, B, T, H, D);
-      plain_attention_backward_ref<float>(t.dq, t.dk, t.dv, t.dout, t.q, t.k, t.v, t.o, t.lse, B, T, H, D);
+    t.reference([&] {
+      plain_attention_forward_ref<float>(t.o, t.lse, t.q, t.k, t.v, s.B, s.T, s.H, s.D);
+      plain_attention_backward_ref<float>(t.dq, t.dk, t.dv, t.dout, t.q, t.k, t.v, t.o, t.lse, s.B, s.T, s.H, s.D);
     });
     require_same(general, t.attention());
     t.Trial::on_every_device([&](Context& ctx) {
@@ -91,37 +85,32 @@ TEST_CASE("attention: plain attention has the same bits from every reference and
 }
 
 TEST_CASE("attention: the CPU twin and the kernels equal the reference bit for bit", "[bitwise]") {
-  const struct {
-    AttentionShape s;
-    float scale;
-    Kind kind;
-  } cases[] = {{{1, 63, 2, 1, 64}, plain, Kind::none},
-               {{1, 130, 3, 1, 20}, large, Kind::none},
-               {{2, 1, 2, 2, 7}, plain, Kind::kv_bias},
-               {{2, 9, 1, 1, 130}, plain, Kind::sink},
-               {{1, 66, 4, 2, 33}, plain, Kind::kv_bias},
-               {{1, 65, 1, 1, 128}, plain, Kind::none},
-               {{1, 20, 2, 1, 101}, plain, Kind::none},
-               {{3, 17, 6, 2, 1}, large, Kind::kv_bias},
-               {{1, 65, 1, 1, 256}, plain, Kind::kv_bias},
-               {windowed({1, 200, 1, 1, 8}, 70), plain, Kind::none},
-               {windowed({1, 131, 2, 2, 12}, 64), large, Kind::sink},
-               {windowed({2, 130, 1, 1, 5}, 3), plain, Kind::kv_bias},
-               {sigmoid({1, 66, 4, 2, 33}, -4.25f), plain, Kind::none},
-               {sigmoid({2, 63, 1, 1, 16}, 0), large, Kind::none},
-               {divided({1, 66, 4, 2, 33}, 20), plain, Kind::kv_bias},
-               {sigmoid(windowed({1, 131, 2, 1, 8}, 17), -1), plain, Kind::none},
-               {{3, 65, 4, 2, 8}, plain, Kind::none},
-               {windowed({1, 130, 1, 1, 4}, 9), plain, Kind::none}};
-  for (const auto& [s, scale, kind] : cases) {
-    INFO(describe(s, kind));
-    Attended(Inputs(s, scale, kind)).on_every_device();
+  const Inputs cases[] = {{{1, 63, 2, 1, 64}, plain},
+                          {{1, 130, 3, 1, 20}, large},
+                          {{2, 1, 2, 2, 7}, plain, Kind::kv_bias},
+                          {{2, 9, 1, 1, 130}, plain, Kind::sink},
+                          {{1, 66, 4, 2, 33}, plain, Kind::kv_bias},
+                          {{1, 65, 1, 1, 128}, plain},
+                          {{1, 20, 2, 1, 101}, plain},
+                          {{3, 17, 6, 2, 1}, large, Kind::kv_bias},
+                          {{1, 65, 1, 1, 256}, plain, Kind::kv_bias},
+                          {windowed({1, 200, 1, 1, 8}, 70), plain},
+                          {windowed({1, 131, 2, 2, 12}, 64), large, Kind::sink},
+                          {windowed({2, 130, 1, 1, 5}, 3), plain, Kind::kv_bias},
+                          {sigmoid({1, 66, 4, 2, 33}, -4.25f), plain},
+                          {sigmoid({2, 63, 1, 1, 16}, 0), large},
+                          {divided({1, 66, 4, 2, 33}, 20), plain, Kind::kv_bias},
+                          {sigmoid(windowed({1, 131, 2, 1, 8}, 17), -1), plain},
+                          {{3, 65, 4, 2, 8}, plain},
+                          {windowed({1, 130, 1, 1, 4}, 9), plain}};
+  for (const Inputs& in : cases) {
+    INFO(describe(in.s, in.kind));
+    Attended(in).on_every_device();
   }
 }
 
 TEST_CASE("attention: no bit depends on what a query does not see", "[bitwise]") {
-  const struct { size_t window, t; } cases[] = {{0, 1}, {0, 70}, {9, 65}};
-  for (auto [window, t] : cases)
+  for (auto [window, t] : {std::pair<size_t, size_t>{0, 1}, {0, 70}, {9, 65}})
     hidden_tokens<Attended>(Inputs(windowed({1, 80, 2, 1, 12}, window), plain, Kind::kv_bias), t, NAN, INFINITY,
                             Nan::expected);
 }

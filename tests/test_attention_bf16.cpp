@@ -61,20 +61,13 @@ constexpr float plain = 1, large = 9;
 }  // namespace
 
 TEST_CASE("attention_bf16: the reference is attention", "[attention_bf16]") {
-  const struct {
-    AttentionShape s;
-    Kind kind;
-  } cases[] = {{{1, 130, 2, 1, 32}, Kind::none},
-               {windowed({1, 130, 1, 1, 16}, 20), Kind::sink},
-               {{2, 66, 2, 2, 16}, Kind::kv_bias},
-               {sigmoid({1, 70, 2, 1, 16}, -3), Kind::none}};
-  for (const auto& [s, kind] : cases) {
-    INFO(describe(s, kind));
-    const Inputs in(s, 2, kind);
+  for (const Inputs& in : {Inputs({1, 130, 2, 1, 32}, 2), Inputs(windowed({1, 130, 1, 1, 16}, 20), 2, Kind::sink),
+                           Inputs({2, 66, 2, 2, 16}, 2, Kind::kv_bias), Inputs(sigmoid({1, 70, 2, 1, 16}, -3), 2)}) {
+    INFO(describe(in.s, in.kind));
     const Attended attended(in);
     auto got = attended.attention();
     for (const auto& x : {attended.sink_p, attended.sink_ds})
-      if (kind != Kind::none) got.push_back(x.values());
+      if (in.kind != Kind::none) got.push_back(x.values());
     const auto truth = in_double(in);
     // In bf16 the last bit is 2^-8 of a number: what is rounded once is off by 2^-9 of itself.
     const double bounds[] = {1.0 / 256, 1e-6, 1.0 / 128, 1.0 / 128, 1.0 / 128, 1e-6, 1.0 / 128};
@@ -125,51 +118,44 @@ TEST_CASE("attention_bf16: the online softmax by hand", "[attention_bf16]") {
 
 TEST_CASE("attention_bf16: the CPU's code and the kernels have the bits of the reference",
           "[attention_bf16][bitwise]") {
-  const struct {
-    AttentionShape s;
-    float scale;
-    Kind kind;
-    MmaArithmetic arithmetic = usual_mma();
-  } cases[] = {
-      {{1, 130, 2, 1, 16}, plain, Kind::none},
+  const Inputs cases[] = {
+      {{1, 130, 2, 1, 16}, plain},
       {{2, 63, 2, 2, 32}, large, Kind::sink},
       {{1, 65, 3, 1, 64}, plain, Kind::kv_bias},
-      {{1, 65, 1, 1, 128}, plain, Kind::none, MmaArithmetic::ampere},
-      {{1, 65, 1, 1, 128}, plain, Kind::none},
+      {{1, 65, 1, 1, 128}, plain},
       // whole tiles of 64 tokens: a kernel of its own
       {{2, 192, 4, 2, 64}, plain, Kind::kv_bias},
       {{2, 64, 2, 2, 64}, large, Kind::sink},
-      {windowed({1, 448, 1, 1, 64}, 330), plain, Kind::none},
-      {sigmoid(windowed({1, 256, 1, 1, 64}, 70), -2), plain, Kind::none},
+      {windowed({1, 448, 1, 1, 64}, 330), plain},
+      {sigmoid(windowed({1, 256, 1, 1, 64}, 70), -2), plain},
       {{1, 192, 3, 1, 128}, plain, Kind::kv_bias},
-      {windowed({2, 128, 1, 1, 128}, 64), large, Kind::none},
+      {windowed({2, 128, 1, 1, 128}, 64), large},
       {{1, 17, 1, 1, 256}, plain, Kind::kv_bias},
       {windowed({1, 66, 1, 1, 144}, 30), large, Kind::sink},
-      {windowed({2, 130, 2, 1, 16}, 20), large, Kind::kv_bias, MmaArithmetic::ampere},
-      {windowed({1, 130, 1, 1, 16}, 33), plain, Kind::none},  // some queries see nothing of a tile that takes part
-      {sigmoid({1, 66, 2, 1, 48}, -4.25f), plain, Kind::none},
-      {sigmoid(windowed({1, 130, 1, 1, 16}, 17), -1), large, Kind::none},
-      {{1, 1, 1, 1, 16}, plain, Kind::none},
-      {{1, 70, 2, 1, 32}, plain, Kind::none},
-      {{3, 20, 4, 2, 16}, plain, Kind::none}};
-  for (const auto& [s, scale, kind, arithmetic] : cases) {
-    INFO(describe(s, kind) << " arithmetic " << int(arithmetic));
-    Attended(Inputs(s, scale, kind), Nan::refused, arithmetic).on_every_device();
+      {windowed({1, 130, 1, 1, 16}, 33), plain},  // some queries see nothing of a tile that takes part
+      {sigmoid({1, 66, 2, 1, 48}, -4.25f), plain},
+      {sigmoid(windowed({1, 130, 1, 1, 16}, 17), -1), large},
+      {{1, 1, 1, 1, 16}, plain},
+      {{1, 70, 2, 1, 32}, plain},
+      {{3, 20, 4, 2, 16}, plain}};
+  for (const Inputs& in : cases) {
+    INFO(describe(in.s, in.kind));
+    Attended(in).on_every_device();
   }
+  for (const Inputs& in :
+       {Inputs({1, 65, 1, 1, 128}, plain), Inputs(windowed({2, 130, 2, 1, 16}, 20), large, Kind::kv_bias)})
+    Attended(in, Nan::refused, MmaArithmetic::ampere).on_every_device();
 }
 
 TEST_CASE("attention_bf16: it gates its output as a gate after it does", "[attention_bf16][bitwise]") {
-  const struct {
-    AttentionShape s;
-    bool headwise;
-    GateOp op;
-  } cases[] = {{{2, 65, 2, 1, 64}, false, {}},
-               {{1, 70, 2, 2, 64}, true, {}},
-               {windowed({1, 66, 3, 1, 80}, 9), false, {Activation::tanh, true, 1}},
-               {{1, 40, 2, 1, 128}, true, {Activation::ns_sigmoid, false, 2}},
-               {{1, 192, 2, 1, 64}, false, {Activation::tanh, true, 1}},  // by whole tiles
-               {{2, 64, 2, 2, 128}, true, {}},
-               {{1, 17, 1, 1, 144}, false, {Activation::silu, false, 1}}};
+  const std::tuple<AttentionShape, bool, GateOp> cases[] = {
+      {{2, 65, 2, 1, 64}, false, {}},
+      {{1, 70, 2, 2, 64}, true, {}},
+      {windowed({1, 66, 3, 1, 80}, 9), false, {Activation::tanh, true, 1}},
+      {{1, 40, 2, 1, 128}, true, {Activation::ns_sigmoid, false, 2}},
+      {{1, 192, 2, 1, 64}, false, {Activation::tanh, true, 1}},  // by whole tiles
+      {{2, 64, 2, 2, 128}, true, {}},
+      {{1, 17, 1, 1, 144}, false, {Activation::silu, false, 1}}};
   for (const auto& [shape, headwise, op] : cases) {
     const AttentionShape s = shape;
     INFO("B " << s.B << " T " << s.T << " H " << s.H << " D " << s.D << " headwise " << headwise);

@@ -190,15 +190,12 @@ TEST_CASE("bf16: a model takes less memory for activations, and the plan of its 
 
 TEST_CASE("bf16: a token that is read with a cache has the logits of the whole forward", "[bf16][bitwise]") {
   // Linear attention goes in chunks of 64: a sequence begins in front of the edge, on it or after it.
-  const struct {
-    std::string line;
-    std::vector<size_t> begins;
-  } cases[] = {{"", {60}},
-               {bf16_lines()[1], {60}},
-               {bf16_lines()[6], {60}},
-               {bf16_lines()[10], {60}},
-               {bf16_lines()[12], {60, 1, 64, 66}},
-               {bf16_lines().back(), {60}}};
+  const std::pair<std::string, std::vector<size_t>> cases[] = {{"", {60}},
+                                                               {bf16_lines()[1], {60}},
+                                                               {bf16_lines()[6], {60}},
+                                                               {bf16_lines()[10], {60}},
+                                                               {bf16_lines()[12], {60, 1, 64, 66}},
+                                                               {bf16_lines().back(), {60}}};
   for (const auto& [line, begins] : cases)
     for (Device device : {Device::cpu, kernel_device})
       for (size_t first : begins) {

@@ -335,18 +335,15 @@ TEST_CASE("fixtures: rope", "[fixtures]") {
 
 TEST_CASE("fixtures: YaRN's frequencies and factor", "[fixtures]") {
   Operation op("yarn");
-  const struct {
-    double theta;
-    size_t R, trained;
-    double scale;
-  } cases[] = {{1e6, 128, 32768, 4}, {1e4, 32, 128, 4}, {1e4, 32, 128, 1.5}, {500, 12, 64, 8}};
-  for (const auto& c : cases) {
-    const std::string at = format("%zu turn, trained with %zu, times %g: ", c.R, c.trained, c.scale);
-    const Numbers expected = op.take(at + "frequencies"),
-                  got = rope_frequencies(c.R, c.theta, yarn(c.scale, c.trained));
+  for (const auto& [theta, R, trained, scale] : {std::tuple<double, size_t, size_t, double>{1e6, 128, 32768, 4},
+                                                 {1e4, 32, 128, 4},
+                                                 {1e4, 32, 128, 1.5},
+                                                 {500, 12, 64, 8}}) {
+    const std::string at = format("%zu turn, trained with %zu, times %g: ", R, trained, scale);
+    const Numbers expected = op.take(at + "frequencies"), got = rope_frequencies(R, theta, yarn(scale, trained));
     REQUIRE(expected.size() == got.size());
     for (size_t i = 0; i < got.size(); i++) REQUIRE(got[i] == Approx(expected[i]).epsilon(1e-6));
-    REQUIRE(yarn(c.scale, c.trained).factor() == Approx(op.take(at + "factor")[0]).epsilon(1e-12));
+    REQUIRE(yarn(scale, trained).factor() == Approx(op.take(at + "factor")[0]).epsilon(1e-12));
   }
 }
 

@@ -231,22 +231,12 @@ TEST_CASE("from_matrix: what the flags of an issue once did in silence names the
   const Folder f;
   // A model, or the flags of a run; flags beside it; and which of them are named, where it is not all.
   for (const auto& [name, flags, named] : std::vector<std::array<std::string, 3>>{
-           {"gpt2", "--kv-heads=1"},
            {"gpt2", "--window=3 --kv-heads=2 --clip-output=3", "--kv-heads=2"},
-           {"gpt2", "--attn=g1"},
-           {"llama with biases", "--experts=2"},
            {"qwen3_moe", "--ffn-bias=on --rope-theta=5", "--ffn-bias=on"},
-           {"qwen3_next", "--ffn=polynorm"},
-           {"qwen3_next", "--attn=full"},
-           {"gpt_oss", "--ffn=relu2"},
-           {"released gates, elementwise", "--attn=g5"},
-           // The scores are those of the output of attention, whatever else has as many.
-           {"qwen3_next", "--attn=g4"},
            // As many numbers in every tensor, in another order; neither flag is to blame by itself where both are
            // needed for that.
            {"qwen3_next", "--linear-key-heads=1 --linear-key-dim=10"},
            {"released gates, elementwise", "--kv-heads=1 --head-dim=6", "--kv-heads=1"},
-           {"llama", "--tied=on"},
            {"gpt2", "--heads=2 --kv-heads=2 --head-dim=10"},
            {"--qk-norm=off", "--heads=2 --kv-heads=1 --head-dim=12"},
            {"--attn=g1", "--attn=g4 --ffn=glu", "--attn=g4"},

@@ -226,17 +226,15 @@ TEST_CASE("gated_norm: what it refuses") {
   float a[16] = {}, b[16] = {}, c[16] = {};
   const GatedNormWeights w = {nullptr, a, nullptr, a, a};
   const GatedNormGradients g = {nullptr, b, nullptr, b, b};
-  REQUIRE_THROWS_WITH(gated_norm_forward(b, b, b, nullptr, {a}, w, {1, 4, 0}, cpu),
-                      "gated_norm_forward: rank is 0, expected 1 to 1024");
-  REQUIRE_THROWS_WITH(gated_norm_forward(b, b, b, nullptr, {a}, w, {1, 4, 1025}, cpu),
-                      "gated_norm_forward: rank is 1025, expected 1 to 1024");
-  REQUIRE_THROWS_WITH(gated_norm_forward(b, b, b, nullptr, {a}, w, {1, 4, 2, dyt}, cpu),
-                      "gated_norm_forward: DyT has alpha and b");
-  REQUIRE_THROWS_WITH(
-      gated_norm_forward(b, b, b, nullptr, {a}, w, {1, 4, 2, rms, elementwise, {Activation::relu2}}, cpu),
-      "gated_norm_forward: act is relu2, expected one of: sigmoid tanh silu ns-sigmoid identity");
-  REQUIRE_THROWS_WITH(gated_norm_forward(b, b, b, nullptr, {a}, w, {1, 0, 2}, cpu),
-                      "gated_norm_forward: rows have no columns");
+  for (const auto& [s, why] : std::initializer_list<std::pair<GatedNormShape, const char*>>{
+           {{1, 4, 0}, "rank is 0, expected 1 to 1024"},
+           {{1, 4, 1025}, "rank is 1025, expected 1 to 1024"},
+           {{1, 4, 2, dyt}, "DyT has alpha and b"},
+           {{1, 4, 2, rms, elementwise, {Activation::relu2}},
+            "act is relu2, expected one of: sigmoid tanh silu ns-sigmoid identity"},
+           {{1, 0, 2}, "rows have no columns"}})
+    REQUIRE_THROWS_WITH(gated_norm_forward(b, b, b, nullptr, {a}, w, s, cpu),
+                        std::string("gated_norm_forward: ") + why);
   REQUIRE_THROWS_WITH(gated_norm_backward(c, nullptr, g, c, {a}, a, a, w, {1, 4, 2}, cpu),
                       "gated_norm_backward: dx is dy, which is read again after dx is written");
 }

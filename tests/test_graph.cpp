@@ -326,11 +326,9 @@ TEST_CASE("graph: with batches of another size, or with dropout, it begins anew"
   LaunchGraph graph(ctx);
   Buffer<float> loss(ctx.device, 1);
   size_t calls = 0;
-  const struct {
-    size_t B, T;
-    bool drops;
-  } batches[] = {{2, 9, true}, {2, 9, true}, {2, 9, true},  {1, 9, true},  {1, 9, true},  {1, 5, true},
-                 {1, 5, true}, {1, 5, true}, {1, 5, false}, {1, 5, false}, {1, 5, false}, {2, 9, true}};
+  const std::tuple<size_t, size_t, bool> batches[] = {{2, 9, true},  {2, 9, true},  {2, 9, true},  {1, 9, true},
+                                                      {1, 9, true},  {1, 5, true},  {1, 5, true},  {1, 5, true},
+                                                      {1, 5, false}, {1, 5, false}, {1, 5, false}, {2, 9, true}};
   uint64_t draw = 0;
   for (const auto& [B, T, drops] : batches) {
     INFO(draw << ": " << B << " x " << T << ", drops " << drops);

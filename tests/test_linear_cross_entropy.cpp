@@ -105,16 +105,13 @@ struct RowTrial : Trial {
     widen<float>({logits, dlogits, apart}, rows, padded_vocab(V), 0);
     widen<bf16>({in_bf16}, rows, padded_vocab(V), 0);
   }
-  void run(Context& ctx) {
-    on(ctx, [&](Context& ctx) {
+  void on_every_device() {
+    Trial::on_every_device([&](Context& ctx) {
       const Buffer<int> t(ctx.device, targets);
       cross_entropy(losses_alone, Reals(), logits, t.data(), dloss, rows, V, ctx);
       for (const Reals& to : {Reals(dlogits), Reals(apart), Reals(in_bf16)})
         cross_entropy(losses, to, to == Reals(dlogits) ? dlogits : logits, t.data(), dloss, rows, V, ctx);
     });
-  }
-  void on_every_device() {
-    gated::on_every_device([&](Context& ctx) { run(ctx); });
   }
 };
 
@@ -323,13 +320,10 @@ TEST_CASE("linear_cross_entropy: scratch covers a last chunk that is smaller tha
 
 TEST_CASE("linear_cross_entropy: chunk sizes") {
   const auto fp32 = Storage::fp32, b16 = Storage::bf16;
-  const struct {
-    size_t N, V;
-    Storage storage;
-    size_t rows;
-  } cases[] = {{4096, 50257, fp32, 1024},  {4096, 151936, fp32, 1024}, {4096, 8192, fp32, 2048},
-               {100000, 256, fp32, 65536}, {1000, 256, fp32, 1000},    {7, 50257, fp32, 7},
-               {10000, 50257, b16, 4096},  {100000, 256, b16, 65536},  {7, 50257, b16, 7}};
+  const std::tuple<size_t, size_t, Storage, size_t> cases[] = {
+      {4096, 50257, fp32, 1024},  {4096, 151936, fp32, 1024}, {4096, 8192, fp32, 2048},
+      {100000, 256, fp32, 65536}, {1000, 256, fp32, 1000},    {7, 50257, fp32, 7},
+      {10000, 50257, b16, 4096},  {100000, 256, b16, 65536},  {7, 50257, b16, 7}};
   for (const auto& [N, V, storage, rows] : cases) REQUIRE(linear_cross_entropy_chunk_rows(N, V, storage) == rows);
 
   ProblemTrial t(Problem{1500, 1, 1});
