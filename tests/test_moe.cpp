@@ -15,80 +15,38 @@ using namespace gated;
 namespace {
 
 using Floats = std::vector<float>;
-using Named = std::map<std::string, Floats>;
 
-// Sizes of the layers below: odd, and no multiples of a tile.
-constexpr size_t C = 20, N = 23;
+constexpr size_t C = 20, N = 18;  // of small_model()
 
-// The layer alone, with weights and memory of its own, for one sequence of N tokens of C.
-class Layer {
- public:
-  Layer(const MoeConfig& moe, Context& ctx)
-      : ctx_(ctx),
-        mixer_(moe, {.F = moe.F}, C, 0),
-        weights_(parameters()),
-        kept_(
-            [&](const TensorVisitor& visit) {
-              mixer_.activations(visit, BatchShape{1, N});
-            },
-            ctx),
-        temporaries_(
-            [&](const TensorVisitor& visit) {
-              mixer_.temporaries(visit, BatchShape{1, N});
-            },
-            ctx),
-        report_(ctx.device, router_report_values) {
-    weights_.allocate(parameters(), ctx.device, Storage::fp32);
+// A model of one block whose output matrix is 0: its routers' losses alone have a gradient.
+struct Routers {
+  const ModelConfig config;
+  Context& ctx;
+  Model model;
+  const Activations left;
+  Routers(const std::string& flags, Context& ctx)
+      : config(small_model("--layers=1 --tied=off --router-bias " + flags)),
+        ctx(ctx),
+        model(config, 2, config.context, 3, ctx),
+        left(model, ctx) {
+    leave_symmetry(model);
+    change_weights(model, [](const Parameter& p, float* w) {
+      if (p.name == "lm_head.weight") std::fill_n(w, p.size, 0.0f);
+    });
   }
-
-  // Every weight by its name, the same numbers for a name and a size on every device.
-  Named random_weights() const {
-    Named values;
-    for (const Parameter& p : weights_.list())
-      values[p.name] = random_values<float>(p.size, std::hash<std::string>()(p.name) % 1000 + 1, 0.5f);
-    return values;
+  void run(size_t tokens, const MicroBatch& micro_batch) {
+    const std::vector<int> ids = some_ids(N, config.vocab, tokens);
+    forward_backward(model, {ids, ids, 2, config.context}, ctx, micro_batch);
   }
-  void set(const Named& values) {
-    Floats flat(weights_.flat_size(), 0.0f);
-    for (const Parameter& p : weights_.list()) {
-      REQUIRE(values.at(p.name).size() == p.size);
-      std::copy(values.at(p.name).begin(), values.at(p.name).end(), &flat[p.offset]);
-    }
-    weights_.values.upload(flat);
+  template <class T>
+  std::vector<T> get(const std::string& name) const {
+    return left.get<T>(name).at(0);
   }
-
-  void forward(const Floats& x) {
-    x_ = Buffer<float>(ctx_.device, x);
-    pass_.emplace(1, N, ctx_, nullptr);
-    pass_->report_routing(report_.data());
-    mixer_.forward(x_.data(), *pass_);
+  // Of the gate, or of the norm before it.
+  std::vector<double> numbers(const std::string& name, const Buffer<float>& of) const {
+    const Floats found = by_name(model.weights, of).at("model.layers.0." + name);
+    return {found.begin(), found.end()};
   }
-  // Of the last forward. Gradients of the weights begin at 0.
-  Floats backward(const Floats& dy, MicroBatch micro_batch = {}) {
-    set_zero(weights_.grads.data(), weights_.flat_size(), ctx_);
-    pass_->micro_batch = micro_batch;
-    const Buffer<float> gradient(ctx_.device, dy), dx(ctx_.device, dy.size());
-    mixer_.backward(dx.data(), Accumulate::no, gradient.data(), *pass_);
-    ctx_.synchronize();
-    return dx.download();
-  }
-  Named gradients() const { return by_name(weights_, weights_.grads); }
-  Floats report() const { return report_.download(); }
-  template <class T = float>
-  std::vector<T> kept(const std::string& name) const {
-    return kept_.get<T>(name).at(0);
-  }
-
- private:
-  Parameters::List parameters() {
-    return [&](const ParameterVisitor& visit) { mixer_.parameters(visit); };
-  }
-  Context& ctx_;
-  Moe mixer_;
-  Parameters weights_;
-  Activations kept_, temporaries_;
-  Buffer<float> report_, x_;
-  std::optional<Pass> pass_;
 };
 
 // How many slots every expert has.
@@ -103,45 +61,38 @@ std::vector<size_t> counted(const std::vector<int>& experts, size_t E) {
 TEST_CASE("moe: the losses of the router have exact gradients for the slots of the slice so far",
           "[gradcheck][bitwise]") {
   constexpr size_t E = 6;
-  for (const BalanceOver over : {BalanceOver::global, BalanceOver::micro_batch}) {
-    const MoeConfig moe = {
-        .E = E, .k = 2, .F = 11, .router_bias = true, .balance = 0.7f, .z = 0.2f, .balance_over = over};
-    const Floats zero(N * C, 0.0f);
+  for (const char* over : {"global", "micro-batch"})
     on_every_device([&](Context& ctx) {
-      Layer layer(moe, ctx);
-      const Named weights = layer.random_weights();
-      layer.set(weights);
+      Routers r(std::string("--experts=6 --balance-loss=0.7 --z-loss=0.2 --balance-over=") + over, ctx);
       std::vector<size_t> so_far(E, 0);
       for (const size_t m : {0, 1, 2, 0}) {  // three micro-batches of a slice, and one of the next
-        const Floats x = random_values<float>(N * C, 10 + m);
-        layer.forward(x);
-        const Floats dx = layer.backward(zero, {m, 3});
-        if (m == 0 || over == BalanceOver::micro_batch) so_far.assign(E, 0);
-        const std::vector<size_t> now = counted(layer.kept<int>("experts"), E);
+        r.run(10 + m, {m, 3});
+        if (m == 0 || over == std::string("micro-batch")) so_far.assign(E, 0);
+        const std::vector<size_t> now = counted(r.get<int>("mlp: experts"), E);
         for (size_t e = 0; e < E; e++) so_far[e] += now[e];
-        REQUIRE(layer.kept<size_t>("slots of an expert in the slice") == so_far);
+        REQUIRE(r.get<size_t>("mlp: slots of an expert in the slice") == so_far);
 
-        // Of x, W and b in one list.
-        const auto loss = [&](const std::vector<double>& v) {
-          const double *vx = v.data(), *w = vx + N * C, *b = w + E * C;
-          std::vector<double> logits(N * E);
-          for (size_t i = 0; i < N * E; i++) {
-            logits[i] = b[i % E];
-            for (size_t c = 0; c < C; c++) logits[i] += vx[i / E * C + c] * w[i % E * C + c];
-          }
-          const PlainRouterLosses losses = plain_router_losses(logits, so_far);
-          return (double(moe.balance) * losses.balance + double(moe.z) * losses.z) / 3;  // a third of the step
-        };
-        std::vector<double> at(x.begin(), x.end()), gradient(dx.begin(), dx.end());
-        for (const char* name : {"gate.weight", "gate.bias"}) {
-          const Floats w = weights.at(name), g = layer.gradients().at(name);
+        // Of the weight of the norm in front, by which its output is as large, of W and b in one list.
+        std::vector<double> at, gradient;
+        for (const char* name : {"post_attention_layernorm.weight", "mlp.gate.weight", "mlp.gate.bias"}) {
+          const auto w = r.numbers(name, r.model.weights.values), g = r.numbers(name, r.model.weights.grads);
           at.insert(at.end(), w.begin(), w.end());
           gradient.insert(gradient.end(), g.begin(), g.end());
         }
+        const Floats x = r.get<float>("second norm: output");
+        const auto loss = [&](const std::vector<double>& v) {
+          const double *norm = v.data(), *w = norm + C, *b = w + E * C;
+          std::vector<double> logits(N * E);
+          for (size_t i = 0; i < N * E; i++) {
+            logits[i] = b[i % E];
+            for (size_t c = 0; c < C; c++) logits[i] += double(x[i / E * C + c]) / at[c] * norm[c] * w[i % E * C + c];
+          }
+          const PlainRouterLosses losses = plain_router_losses(logits, so_far);
+          return (double(r.config.moe.balance) * losses.balance + double(r.config.moe.z) * losses.z) / 3;
+        };
         REQUIRE(gradient_error(loss, at, gradient) < 1e-5);
       }
     });
-  }
 }
 
 TEST_CASE("moe: --balance-over says something where a slice has several micro-batches, and there alone", "[bitwise]") {
@@ -155,29 +106,27 @@ TEST_CASE("moe: --balance-over says something where a slice has several micro-ba
 }
 
 TEST_CASE("moe: a backward reports how the slice was routed so far", "[moe][bitwise]") {
-  constexpr size_t E = 7, k = 2;
-  const MoeConfig moe = {.E = E, .k = k, .F = 11, .router_bias = true};
-  const Floats zero(N * C, 0.0f);
+  constexpr size_t E = 7;
   on_every_device([&](Context& ctx) {
-    Layer layer(moe, ctx);
-    Named weights = layer.random_weights();
-    weights.at("gate.bias") = {0, 0, -40, 1, 0, -40, 0};  // two that nobody takes
-    layer.set(weights);
+    Routers r("--experts=7", ctx);
+    change_weights(r.model, [](const Parameter& p, float* w) {
+      if (p.name.ends_with("gate.bias")) w[2] = w[5] = -40;  // two that nobody takes
+    });
     std::vector<int> step;
     for (const size_t m : {0, 1}) {
-      layer.forward(random_values<float>(N * C, 20 + m));
-      layer.backward(zero, {m, 2});
-      const std::vector<int> experts = layer.kept<int>("experts");
+      r.run(20 + m, {m, 2});
+      const std::vector<int> experts = r.get<int>("mlp: experts");
       step.insert(step.end(), experts.begin(), experts.end());
       const std::vector<size_t> counts = counted(step, E);
-      const Floats logits = layer.kept("router logits");
+      const Floats logits = r.get<float>("mlp: router logits");
       const PlainRouterLosses losses = plain_router_losses({logits.begin(), logits.end()}, counts);
       double entropy = 0;
       for (const size_t count : counts) {
         const double share = double(count) / double(step.size());
         if (share > 0) entropy -= share * std::log(share);
       }
-      const Floats report = layer.report();
+      Floats report(router_report_values);
+      Buffer<float>::copy_to_host(ctx.device, report.data(), r.model.routing_reports(), report.size());
       REQUIRE(double(report[0]) == Approx(losses.balance).epsilon(1e-5));
       REQUIRE(double(report[1]) == Approx(losses.z).epsilon(1e-5));
       REQUIRE(report[2] == float(*std::max_element(counts.begin(), counts.end())) / float(step.size()));

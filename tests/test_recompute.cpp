@@ -11,8 +11,6 @@ using namespace gated;
 
 namespace {
 
-constexpr Recompute savings[] = {Recompute::light, Recompute::full};
-
 // A block between others is the one whose activations are overwritten on both sides. Of small_models() with three
 // layers, and some in bf16.
 const std::vector<std::string>& variants() {
@@ -32,19 +30,32 @@ Config run_of(const std::string& flags, Recompute recompute, size_t micro_batche
   return config;
 }
 
-// What measures say, and the bits of all arrays, in which a NaN stands for what is not there.
-struct Shown {
-  std::string measures;
+// Whatever a run has come to: losses, gradients and weights, reports of its routers, measures, the bits of all arrays,
+// in which a NaN stands for what is not there, and the logits behind a text, with a cache and without.
+struct Outcome {
+  std::string fingerprint, measures;
+  std::vector<std::vector<float>> numbers;
   std::vector<uint32_t> arrays;
 };
-Shown shown_by(Run& run, Context& ctx) {
+Outcome outcome_of(const Config& config, Context& ctx) {
+  Run run(config, ctx);
+  Model& model = run.trainer.model;
+  Outcome outcome = {.numbers = {run.steps(2), model.weights.grads.download(), {}}};
+  outcome.fingerprint = run.trainer.fingerprint();
+  outcome.numbers[2].resize(model.routing_values());
+  Buffer<float>::copy_to_host(ctx.device, outcome.numbers[2].data(), model.routing_reports(), model.routing_values());
   Meter meter(ctx.device);
-  ArrayMeter array_meter(run.config.model, ctx.device);
+  ArrayMeter array_meter(config.model, ctx.device);
   run.trainer.validate(2, {&meter, &array_meter});
-  Shown shown = {measures_entry(1, meter.result()), {}};
+  outcome.measures = measures_entry(1, meter.result());
   for (const Arrays::Array& array : array_meter.result().list)
-    for (const float value : array.values) shown.arrays.push_back(__builtin_bit_cast(uint32_t, value));
-  return shown;
+    for (const float value : array.values) outcome.arrays.push_back(__builtin_bit_cast(uint32_t, value));
+  const std::vector<int> ids = {1, 30, 7, 7, 2, 11, 36, 0, 5};
+  outcome.numbers.push_back(model.next_token_logits(ids));
+  model.begin_sequences(1, ids.size());
+  model.read({ids.begin(), ids.end() - 1});
+  outcome.numbers.push_back(model.read({ids.back()}));
+  return outcome;
 }
 
 }  // namespace
@@ -53,18 +64,20 @@ Shown shown_by(Run& run, Context& ctx) {
 static void require_same_run(const std::string& flags, Device device) {
   INFO(flags << " on " << name_of(device));
   Context ctx(device);
-  Run all(run_of(flags, Recompute::none), ctx);
-  const std::vector<float> expected = all.steps(2);
-  for (const Recompute recompute : savings) {
-    Run run(run_of(flags, recompute), ctx);
-    REQUIRE_BITWISE(expected, run.steps(2));
-    REQUIRE_BITWISE(all.trainer.model.weights.grads.download(), run.trainer.model.weights.grads.download());
-    REQUIRE(run.trainer.fingerprint() == all.trainer.fingerprint());
+  const Outcome expected = outcome_of(run_of(flags, Recompute::none), ctx);
+  REQUIRE_BITWISE(expected.numbers[3], expected.numbers[4]);
+  for (const Recompute recompute : {Recompute::light, Recompute::full}) {
+    const Outcome outcome = outcome_of(run_of(flags, recompute), ctx);
+    require_same(expected.numbers, outcome.numbers);
+    REQUIRE(outcome.fingerprint == expected.fingerprint);
+    REQUIRE(outcome.measures == expected.measures);
+    REQUIRE(outcome.arrays == expected.arrays);
   }
 }
 
 // (Next to nothing is computed in these: waking a second thread costs more.)
-TEST_CASE("recompute: losses, gradients and weights have the bits that they have where all is kept", "[bitwise]") {
+TEST_CASE("recompute: training, measures, arrays and generation have the bits that they have where all is kept",
+          "[bitwise]") {
   const Threads one(1);
   for (const std::string& flags : variants()) require_same_run(flags, Device::cpu);
 }
@@ -77,39 +90,6 @@ TEST_CASE("recompute: the same on kernels", "[bitwise]") {
         "--precision=bf16 --mixer=hybrid --attention-every=2 --linear-key-heads=1 --linear-value-heads=1 "
         "--linear-key-dim=16 --linear-value-dim=16 --head-dim=16 --layers=3"})
     require_same_run(flags, kernel_device);
-}
-
-TEST_CASE("recompute: how experts were routed is counted once", "[bitwise]") {
-  const Threads one(1);
-  Context cpu(Device::cpu);
-  const char* const flags = "--experts=5 --balance-loss=0.5 --z-loss=0.1 --layers=3";
-  std::vector<std::vector<float>> reports;
-  for (const Recompute recompute : {Recompute::none, Recompute::light, Recompute::full}) {
-    Run run(run_of(flags, recompute, 3), cpu);
-    run.steps(2);
-    const float* const report = run.trainer.model.routing_reports();
-    reports.emplace_back(report, report + run.trainer.model.routing_values());
-    REQUIRE_BITWISE(reports[0], reports.back());
-  }
-  REQUIRE(reports[0].at(2 * router_report_values) > 0);
-}
-
-TEST_CASE("recompute: measures, arrays and losses by position are those of a model that keeps all", "[bitwise]") {
-  const Threads one(1);
-  for (const std::string& flags : variants()) {
-    INFO(flags);
-    Context cpu(Device::cpu);
-    Run all(run_of(flags, Recompute::none), cpu);
-    all.steps(1);
-    const Shown expected = shown_by(all, cpu);
-    for (const Recompute recompute : savings) {
-      Run run(run_of(flags, recompute), cpu);
-      run.steps(1);
-      const Shown shown = shown_by(run, cpu);
-      REQUIRE(shown.measures == expected.measures);
-      REQUIRE(shown.arrays == expected.arrays);
-    }
-  }
 }
 
 TEST_CASE("recompute: SmoothQuant sees what every norm wrote", "[bitwise]") {
@@ -127,26 +107,6 @@ TEST_CASE("recompute: SmoothQuant sees what every norm wrote", "[bitwise]") {
       smooth.fold(0.5);
       if (expected.empty()) expected = run.trainer.fingerprint();
       REQUIRE(run.trainer.fingerprint() == expected);
-    }
-  }
-}
-
-TEST_CASE("recompute: a model that was trained so generates, with a cache and without", "[bitwise]") {
-  const Threads one(1);
-  const std::vector<int> ids = {1, 30, 7, 7, 2, 11, 36, 0, 5};
-  for (const char* flags :
-       {"--attn=g1 --layers=3", "--mixer=hybrid --linear-key-dim=6 --norm-placement=post --layers=3"}) {
-    INFO(flags);
-    Context cpu(Device::cpu);
-    Run all(run_of(flags, Recompute::none), cpu);
-    const std::vector<float> expected = all.trainer.model.next_token_logits(ids);
-    for (const Recompute recompute : savings) {
-      Run run(run_of(flags, recompute), cpu);
-      Model& model = run.trainer.model;
-      REQUIRE_BITWISE(expected, model.next_token_logits(ids));
-      model.begin_sequences(1, ids.size());
-      model.read({ids.begin(), ids.end() - 1});
-      REQUIRE_BITWISE(expected, model.read({ids.back()}));
     }
   }
 }
