@@ -1,8 +1,8 @@
 // wgmma: the instructions by which a warpgroup, four warps, multiplies from shared memory, each with a twin for the
 // emulator. Where the operands lie: core/wgmma.h. For compute capability 9.0 alone, in code that is built for sm_90a.
 //
-// A warpgroup multiplies 64 rows of A by 64, 128, 192 or 256 columns of B, 16 k, and adds the products to sums in its
-// registers. Warp w has rows 16w to 16w + 15; with g = lane / 4 and t = lane % 4, of each eight columns
+// A warpgroup multiplies 64 rows of A by 32, 64, 128, 192 or 256 columns of B, 16 k, and adds the products to sums in
+// its registers. Warp w has rows 16w to 16w + 15; with g = lane / 4 and t = lane % 4, of each eight columns
 //
 //                 column  2t  2t+1
 //   row 16w + g          x[4j] x[4j+1]           columns 8j to 8j + 7, j = 0, 1, ...: half as many sums a thread
@@ -80,7 +80,7 @@ class WgmmaSums {
   // x = A B, or x + A B. Do rows of A, and columns of B, run along the lines?
   template <bool a_along, bool b_along>
   __device__ void multiply(uint64_t a, uint64_t b, bool add) {
-    static_assert(columns == 64 || columns == 192 || columns == 256);
+    static_assert(columns == 32 || columns == 64 || columns == 192 || columns == 256);
 #define ASK(n, sums, a, b, add, signs_and_ways)                                                                  \
   "{\n\t.reg .pred %%scale_d;\n\tsetp.ne.u32 %%scale_d, " add                                                    \
   ", 0;\n\t"                                                                                                     \
@@ -90,9 +90,10 @@ class WgmmaSums {
   "+f"(x[i]), "+f"(x[i + 1]), "+f"(x[i + 2]), "+f"(x[i + 3]), "+f"(x[i + 4]), "+f"(x[i + 5]), "+f"(x[i + 6]), \
       "+f"(x[i + 7])
 #define THIRTY_TWO(i) EIGHT(i), EIGHT(i + 8), EIGHT(i + 16), EIGHT(i + 24)
-#define SUMS_32                                                            \
-  "%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, " \
-  "%16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31"
+#define SUMS_16 "%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15"
+#define SUMS_32 \
+  SUMS_16       \
+  ", %16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31"
 #define SUMS_64                                                                        \
   SUMS_32                                                                              \
   ", %32, %33, %34, %35, %36, %37, %38, %39, %40, %41, %42, %43, %44, %45, %46, %47, " \
@@ -114,16 +115,22 @@ class WgmmaSums {
       asm volatile(ASK("192", SUMS_96, "%96", "%97", "%100", "1, 1, %98, %99")
                    : THIRTY_TWO(0), THIRTY_TWO(32), THIRTY_TWO(64)
                    : OF_SHARED);
-    else
+    else if constexpr (columns == 64)
       asm volatile(ASK("64", SUMS_32, "%32", "%33", "%36", "1, 1, %34, %35") : THIRTY_TWO(0) : OF_SHARED);
+    else
+      asm volatile(ASK("32", SUMS_16, "%16", "%17", "%20", "1, 1, %18, %19") : EIGHT(0), EIGHT(8) : OF_SHARED);
   }
   // The same with A in registers.
   template <bool b_along>
   __device__ void multiply(const MmaA& a, uint64_t b, bool add) {
-    static_assert(columns == 64 || columns == 128);
+    static_assert(columns == 64 || columns == 128 || columns == 256);
 #define OF_REGISTERS \
   "r"(a.x[0]), "r"(a.x[1]), "r"(a.x[2]), "r"(a.x[3]), "l"(b), "n"(int(b_along)), "r"(unsigned(add)) : "memory"
-    if constexpr (columns == 128)
+    if constexpr (columns == 256)
+      asm volatile(ASK("256", SUMS_128, "{%128, %129, %130, %131}", "%132", "%134", "1, 1, %133")
+                   : THIRTY_TWO(0), THIRTY_TWO(32), THIRTY_TWO(64), THIRTY_TWO(96)
+                   : OF_REGISTERS);
+    else if constexpr (columns == 128)
       asm volatile(ASK("128", SUMS_64, "{%64, %65, %66, %67}", "%68", "%70", "1, 1, %69")
                    : THIRTY_TWO(0), THIRTY_TWO(32)
                    : OF_REGISTERS);
@@ -137,6 +144,7 @@ class WgmmaSums {
 #undef SUMS_96
 #undef SUMS_64
 #undef SUMS_32
+#undef SUMS_16
 #undef THIRTY_TWO
 #undef EIGHT
 #undef ASK

@@ -410,7 +410,7 @@ INSTRUCTIONS = {
     "ldmatrix": ("sync.aligned.m8n8.x[124](.trans)?.shared.b16", ldmatrix),
     "mma": ("sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32", mma),
     "wgmma": ("(fence|commit_group|wait_group).sync.aligned|"
-              "mma_async.sync.aligned.m64n(64|128|192|256)k16.f32.bf16.bf16", wgmma),
+              "mma_async.sync.aligned.m64n(32|64|128|192|256)k16.f32.bf16.bf16", wgmma),
     "fence": ("proxy.async.shared::cta", fence_proxy),
     "cp": ("async.(cg.shared.global|commit_group|wait_group|wait_all|"
            "bulk.tensor.2d.shared::cluster.global.mbarrier::complete_tx::bytes)", cp),

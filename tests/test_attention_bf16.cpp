@@ -118,6 +118,10 @@ TEST_CASE("attention_bf16: the online softmax by hand", "[attention_bf16]") {
 
 TEST_CASE("attention_bf16: the CPU's code and the kernels have the bits of the reference",
           "[attention_bf16][bitwise]") {
+#ifndef __CUDACC__
+  const KeepsSimtConfig restore;
+  simt::config.shared_limit = shared_limit_sm_90;  // heads of 256 by whole tiles
+#endif
   const Inputs cases[] = {
       {{1, 130, 2, 1, 16}, plain},
       {{2, 63, 2, 2, 32}, large, Kind::sink},
@@ -130,6 +134,8 @@ TEST_CASE("attention_bf16: the CPU's code and the kernels have the bits of the r
       {sigmoid(windowed({1, 256, 1, 1, 64}, 70), -2), plain},
       {{1, 192, 3, 1, 128}, plain, Kind::kv_bias},
       {windowed({2, 128, 1, 1, 128}, 64), large},
+      {{1, 192, 2, 1, 256}, plain, Kind::kv_bias},
+      {windowed({1, 128, 1, 1, 256}, 70), large, Kind::sink},
       {{1, 17, 1, 1, 256}, plain, Kind::kv_bias},
       {windowed({1, 66, 1, 1, 144}, 30), large, Kind::sink},
       {windowed({1, 130, 1, 1, 16}, 33), plain},  // some queries see nothing of a tile that takes part
@@ -148,6 +154,10 @@ TEST_CASE("attention_bf16: the CPU's code and the kernels have the bits of the r
 }
 
 TEST_CASE("attention_bf16: it gates its output as a gate after it does", "[attention_bf16][bitwise]") {
+#ifndef __CUDACC__
+  const KeepsSimtConfig restore;
+  simt::config.shared_limit = shared_limit_sm_90;  // heads of 256 by whole tiles
+#endif
   const std::tuple<AttentionShape, bool, GateOp> cases[] = {
       {{2, 65, 2, 1, 64}, false, {}},
       {{1, 70, 2, 2, 64}, true, {}},
@@ -155,6 +165,7 @@ TEST_CASE("attention_bf16: it gates its output as a gate after it does", "[atten
       {{1, 40, 2, 1, 128}, true, {Activation::ns_sigmoid, false, 2}},
       {{1, 192, 2, 1, 64}, false, {Activation::tanh, true, 1}},  // by whole tiles
       {{2, 64, 2, 2, 128}, true, {}},
+      {{1, 128, 1, 1, 256}, false, {}},
       {{1, 17, 1, 1, 144}, false, {Activation::silu, false, 1}}};
   for (const auto& [shape, headwise, op] : cases) {
     const AttentionShape s = shape;

@@ -71,7 +71,7 @@ __global__ void product_kernel(float* out, const bf16* A, const bf16* B, const f
   for_wgmma_sums(0, columns / 2, [&](int i, int m, int n) { out[m * columns + n] = sums.x[i]; });
 }
 
-// 64 x `wide` x 16 with A in registers, as mma has it, columns of B along the lines: 64 sums of columns or 128.
+// 64 x `wide` x 16 with A in registers, as mma has it, columns of B along the lines.
 template <int wide>
 __global__ void registers_kernel(float* out, const bf16* A, const bf16* B, const float* C) {
   DYNAMIC_SHARED(unsigned char, shared);
@@ -134,7 +134,7 @@ TEST_CASE("wgmma: a factor in registers", "[wgmma]") {
   const Tiles t;
   const auto right = [&](auto kernel, int wide) {
     std::vector<float> out(t.C.size());
-    simt::launch(kernel, 1, wgmma_threads, 2 * 64 * 128 + wgmma_group_bytes, out.data(), t.A.data(), t.B.data(),
+    simt::launch(kernel, 1, wgmma_threads, 4 * 64 * 128 + wgmma_group_bytes, out.data(), t.A.data(), t.B.data(),
                  t.C.data());
     for (int m = 0; m < rows; m++)
       for (int n = 0; n < wide; n++)
@@ -143,6 +143,7 @@ TEST_CASE("wgmma: a factor in registers", "[wgmma]") {
   };
   right(registers_kernel<64>, 64);
   right(registers_kernel<128>, 128);
+  right(registers_kernel<256>, 256);
 }
 
 TEST_CASE("wgmma: what a kernel does too early is seen", "[wgmma]") {

@@ -29,6 +29,10 @@
 // It must not multiply that tile. All weights are 0 there, so a bit changes only where a number is infinite or NaN; but
 // there it does.
 //
+// Heads of 256 fill what there is: sums of 64 x 256 are 128 registers of a thread, and 64 rows of two matrices 64 KiB.
+// So their consumers share 64 keys in dkdv: the first makes dk and the second dv, and both the weights. dq's tiles have
+// 32 rows. And what is own gives its place to what is stored, once all consumers are done with it.
+//
 // Both products read a tile in shared memory as it lies: lines of 64 d, once with k along the line, once across
 // (core/wgmma.h). A row of 128 elements is two boxes, one behind the other.
 //
@@ -51,13 +55,12 @@ namespace attention_wgmma {
 using namespace attention_bf16;
 
 constexpr int groups = 2, consumers = groups * wgmma_threads, threads = consumers + wgmma_threads;
-constexpr unsigned own_rows = groups * unsigned(block);
 constexpr int producer_registers = 24, consumer_registers = 240;  // of a thread: 24 + 240 + 240 = 3 * 168
 
-// 64 rows of one head.
-template <int D>
+// Rows of one head.
+template <int D, int count = int(block)>
 struct Tile {
-  static constexpr uint32_t box_bytes = block * wgmma_line_bytes, bytes = D / wgmma_line * box_bytes;
+  static constexpr uint32_t box_bytes = count * wgmma_line_bytes, bytes = D / wgmma_line * box_bytes;
 
   // Row b * T + t of the matrix is token t of sequence b; the head's elements begin at d0.
   __device__ static void copy(unsigned char* to, const TensorMap& map, unsigned d0, unsigned row, Mbarrier& full) {
@@ -74,28 +77,44 @@ struct Tile {
   }
 };
 
-// What is own, two tiles a consumer, first its a, then its b; the ring; the rows that the consumers store; barriers.
-template <int D>
+// A block's share of a kernel, of whose matrices `owns` are own.
+template <int D, bool rows_are_keys, int owns>
+struct Plan {
+  static constexpr bool wide = D > 128;
+  static constexpr int sets = wide && rows_are_keys ? 1 : groups;  // of 64 own rows; one is of all consumers
+  static constexpr int tile_rows = wide && owns > 1 && !rows_are_keys ? 32 : int(block);  // of the others
+  static constexpr unsigned own_rows = sets * unsigned(block);
+  using Own = Tile<D>;
+  using Other = Tile<D, tile_rows>;
+  static constexpr uint32_t pair = 2 * Other::bytes, own_bytes = sets * owns * Own::bytes;
+  static constexpr size_t stored = wide ? 0 : own_rows * D;  // elements with a place of their own
+  static constexpr int stages = wide ? (tile_rows == 32 ? 3 : 2) : D == 64 ? 4 : 3;
+  static constexpr int barriers = 3 + 2 * stages;
+  static constexpr size_t shared =
+      own_bytes + stages * size_t{pair} + stored * sizeof(bf16) + barriers * sizeof(Mbarrier) + wgmma_group_bytes;
+  // The set of this thread's consumer.
+  __device__ static unsigned set() { return sets == 1 ? 0 : threadIdx.x / wgmma_threads; }
+};
+
+// What is own, of each set its a, then its b; the ring; the rows that the consumers store; barriers.
+template <class P>
 struct Shared {
-  static constexpr uint32_t tile = Tile<D>::bytes, pair = 2 * tile, own_bytes = groups * pair;
-  static constexpr int stages = D == 64 ? 4 : 3;
-  static constexpr size_t bytes = own_bytes + stages * size_t{pair} + own_rows * D * sizeof(bf16) +
-                                  2 * (1 + stages) * sizeof(Mbarrier) + wgmma_group_bytes;
   unsigned char *own, *ring;
   bf16* stored;
-  Mbarrier *own_full, *own_empty, *full, *empty;
+  Mbarrier *own_full, *own_empty, *own_done, *full, *empty;
 
   // A barrier of the block: from here on those in shared memory are all that orders.
   __device__ explicit Shared(unsigned char* shared)
       : own(shared + (-shared_address(shared) & (wgmma_group_bytes - 1))),
-        ring(own + own_bytes),
-        stored(reinterpret_cast<bf16*>(ring + stages * pair)),
-        own_full(reinterpret_cast<Mbarrier*>(stored + own_rows * D)),
+        ring(own + P::own_bytes),
+        stored(reinterpret_cast<bf16*>(P::wide ? own : ring + P::stages * P::pair)),
+        own_full(reinterpret_cast<Mbarrier*>(ring + P::stages * P::pair + P::stored * sizeof(bf16))),
         own_empty(own_full + 1),
-        full(own_empty + 1),
-        empty(full + stages) {
+        own_done(own_empty + 1),
+        full(own_done + 1),
+        empty(full + P::stages) {
     if (threadIdx.x == 0) {
-      for (Mbarrier* b = own_full; b < empty + stages; b++)
+      for (Mbarrier* b = own_full; b < own_full + P::barriers; b++)
         b->init(b == own_full || (b >= full && b < empty) ? 1 : consumers / 32);
       fence_proxy_async();
     }
@@ -107,19 +126,19 @@ struct Maps {
   TensorMap own_a, own_b, others_a, others_b;
 };
 
-// An item: 128 rows of a head from row0 on, and which others its consumers need, from begin to end; this thread's own
+// An item: rows of a head from row0 on, and which others its consumers need, from begin to end; this thread's own
 // consumer (the producer's: none) those from first to last. Heads of one position go one after the other, and the
 // positions with the most tiles first.
-template <bool rows_are_keys>
+template <class P, bool rows_are_keys>
 struct Item {
   unsigned b, head, row0, begin, end, first, last;
 
   __device__ Item(const AttentionShape& s, unsigned item) {
     const unsigned heads = unsigned(rows_are_keys ? s.KVH : s.H), T = unsigned(s.T), B = unsigned(s.B),
-                   position = item / (B * heads), positions = (T + own_rows - 1) / own_rows;
+                   position = item / (B * heads), positions = (T + P::own_rows - 1) / P::own_rows;
     b = item / heads % B, head = item % heads;
-    row0 = (rows_are_keys ? position : positions - 1 - position) * own_rows;
-    const unsigned row = row0 + threadIdx.x / wgmma_threads * unsigned(block), last_row = row0 + unsigned(block);
+    row0 = (rows_are_keys ? position : positions - 1 - position) * P::own_rows;
+    const unsigned row = row0 + P::set() * unsigned(block), last_row = row0 + P::own_rows - unsigned(block);
     begin = first_of(s, row0), end = end_of(s, last_row < T ? last_row : row0);
     first = row < T ? first_of(s, row) : end, last = row < T ? end_of(s, row) : end;
   }
@@ -132,75 +151,68 @@ struct Item {
     return rows_are_keys ? unsigned((end_of_queries(s, row) + block - 1) / block * block) : row + unsigned(block);
   }
 };
-inline size_t items_of(const AttentionShape& s, size_t heads) {
-  return s.B * heads * ceil_div(s.T, own_rows);
-}
 
-// owns: how many matrices are own.
-template <int D, bool rows_are_keys, int owns>
-__device__ void produce(const Shared<D>& memory, const Maps& maps, const AttentionShape& s, unsigned items) {
-  using Tile = Tile<D>;
-  constexpr unsigned stages = Shared<D>::stages;
+template <int D, bool rows_are_keys, int owns, class P = Plan<D, rows_are_keys, owns>>
+__device__ void produce(const Shared<P>& memory, const Maps& maps, const AttentionShape& s, unsigned items) {
+  constexpr unsigned stages = P::stages;
   const unsigned group = unsigned(s.group()), heads = rows_are_keys ? group : 1;
   unsigned n = 0, taken = 0;  // pairs and items so far
   for (unsigned i = blockIdx.x; i < items; i += gridDim.x, taken++) {
-    const Item<rows_are_keys> item(s, i);
+    const Item<P, rows_are_keys> item(s, i);
     const unsigned row = item.b * unsigned(s.T);  // of token 0
     memory.own_empty->wait(taken % 2 ^ 1);
-    memory.own_full->arrive(groups * owns * Tile::bytes);
+    memory.own_full->arrive(P::own_bytes);
 #pragma unroll
-    for (int g = 0; g < groups; g++) {
-      unsigned char* const own = memory.own + g * Shared<D>::pair;
-      Tile::copy(own, maps.own_a, item.head * D, row + item.row0 + g * unsigned(block), *memory.own_full);
-      if (owns > 1)
-        Tile::copy(own + Tile::bytes, maps.own_b, item.head * D, row + item.row0 + g * unsigned(block),
-                   *memory.own_full);
+    for (int set = 0; set < P::sets; set++) {
+      unsigned char* const own = memory.own + set * owns * P::Own::bytes;
+      const unsigned first = row + item.row0 + set * unsigned(block);
+      P::Own::copy(own, maps.own_a, item.head * D, first, *memory.own_full);
+      if (owns > 1) P::Own::copy(own + P::Own::bytes, maps.own_b, item.head * D, first, *memory.own_full);
     }
 #pragma unroll 1
     for (unsigned h = 0; h < heads; h++) {
       const unsigned other = rows_are_keys ? item.head * heads + h : item.head / group;
 #pragma unroll 1
-      for (unsigned t = item.begin; t < item.end; t += unsigned(block), n++) {
+      for (unsigned t = item.begin; t < item.end; t += P::tile_rows, n++) {
         Mbarrier& full = memory.full[n % stages];
-        unsigned char* const pair = memory.ring + n % stages * Shared<D>::pair;
+        unsigned char* const pair = memory.ring + n % stages * P::pair;
         memory.empty[n % stages].wait(n / stages % 2 ^ 1);
-        full.arrive(Shared<D>::pair);
-        Tile::copy(pair, maps.others_a, other * D, row + t, full);
-        Tile::copy(pair + Tile::bytes, maps.others_b, other * D, row + t, full);
+        full.arrive(P::pair);
+        P::Other::copy(pair, maps.others_a, other * D, row + t, full);
+        P::Other::copy(pair + P::Other::bytes, maps.others_b, other * D, row + t, full);
       }
     }
   }
 }
 
-using Scores = WgmmaSums<int(block)>;
-
-// x = own tile^T, later.
-template <int D>
-__device__ void multiply(Scores& x, uint32_t own, uint32_t tile) {
+// x = own tile^T, later, of a tile of as many rows as x has columns.
+template <int D, int rows>
+__device__ void multiply(WgmmaSums<rows>& x, uint32_t own, uint32_t tile) {
   x.fence();
 #pragma unroll
   for (int d = 0; d < D; d += int(mma_depth))
-    x.template multiply<false, false>(Tile<D>::rows(own, d), Tile<D>::rows(tile, d), d > 0);
+    x.template multiply<false, false>(Tile<D>::rows(own, d), Tile<D, rows>::rows(tile, d), d > 0);
   x.commit();
 }
 
-// 64 columns of sums, rounded: the left factors of four steps.
+// Columns of sums, rounded: the left factors of a step for each 16.
+template <int rows>
 struct Factors {
-  MmaA step[block / mma_depth];
+  MmaA step[rows / mma_depth];
   template <class At>
   __device__ explicit Factors(At at) {
 #pragma unroll
-    for (int i = 0; i < Scores::count; i += 2) step[i / 8].x[i / 2 % 4] = two_bf16(at(i), at(i + 1));
+    for (int i = 0; i < rows / 2; i += 2) step[i / 8].x[i / 2 % 4] = two_bf16(at(i), at(i + 1));
   }
 };
 
 // to += factors * tile, later.
-template <int D>
-__device__ void accumulate(WgmmaSums<D>& to, const Factors& factors, uint32_t tile) {
+template <int D, int rows>
+__device__ void accumulate(WgmmaSums<D>& to, const Factors<rows>& factors, uint32_t tile) {
   to.fence();
 #pragma unroll
-  for (int k = 0; k < int(block / mma_depth); k++)
-    to.template multiply<true>(factors.step[k], Tile<D>::columns(tile, k * int(mma_depth)), true);
+  for (int k = 0; k < rows / int(mma_depth); k++)
+    to.template multiply<true>(factors.step[k], Tile<D, rows>::columns(tile, k * int(mma_depth)), true);
   to.commit();
 }
 
@@ -244,34 +256,39 @@ struct Consumer {
 template <int D, bool rows_are_keys, int owns, class F>
 __device__ __forceinline__ void for_each_item(unsigned char* shared, const Maps& maps, const AttentionShape& s,
                                               unsigned items, F f) {
-  const Shared<D> memory(shared);
+  using P = Plan<D, rows_are_keys, owns>;
+  const Shared<P> memory(shared);
   if (threadIdx.x >= consumers) {
     give_registers<producer_registers>();
     if (threadIdx.x == consumers) produce<D, rows_are_keys, owns>(memory, maps, s, items);
     return;
   }
   take_registers<consumer_registers>();
-  constexpr unsigned stages = Shared<D>::stages;
-  const unsigned group = threadIdx.x / wgmma_threads, heads = rows_are_keys ? unsigned(s.group()) : 1;
-  const uint32_t own = shared_address(memory.own) + group * Shared<D>::pair;
+  constexpr unsigned stages = P::stages;
+  const unsigned heads = rows_are_keys ? unsigned(s.group()) : 1;
+  const uint32_t own = shared_address(memory.own) + P::set() * owns * P::Own::bytes;
   const bool arrives = threadIdx.x % 32 == 0;  // for its warp
   unsigned n = 0, taken = 0;
   for (unsigned i = blockIdx.x; i < items; i += gridDim.x, taken++) {
-    const Item<rows_are_keys> item(s, i);
+    const Item<P, rows_are_keys> item(s, i);
     const auto walk = [&](auto g) {
       memory.own_full->wait(taken % 2);
 #pragma unroll 1
       for (unsigned head = 0; head < heads; head++)
 #pragma unroll 1
-        for (unsigned row = item.begin; row < item.end; row += unsigned(block), n++) {
+        for (unsigned row = item.begin; row < item.end; row += P::tile_rows, n++) {
           memory.full[n % stages].wait(n / stages % 2);
-          if (row >= item.first && row < item.last)
-            g(head, row, shared_address(memory.ring) + n % stages * Shared<D>::pair);
+          if (row >= item.first && row < item.last) g(head, row, shared_address(memory.ring) + n % stages * P::pair);
           if (arrives) memory.empty[n % stages].arrive();
         }
-      if (arrives) memory.own_empty->arrive();
+      if (arrives) (P::wide ? memory.own_done : memory.own_empty)->arrive();
+      if (P::wide) memory.own_done->wait(taken % 2);
     };
-    f(item, Consumer{own, item.row0 + group * unsigned(block), memory.stored}, walk);
+    f(item, Consumer{own, item.row0 + P::set() * unsigned(block), memory.stored}, walk);
+    if (!P::wide) continue;
+    fence_proxy_async();  // copies come over what was stored
+    __syncwarp();
+    if (arrives) memory.own_empty->arrive();
   }
 }
 
@@ -299,20 +316,20 @@ __global__ void __launch_bounds__(attention_wgmma::threads, 1)
       sum.x[j] = sink.value ? sink.value[item.head * D + column_of_lane(j / 4, j)] : 0.0f;
 
     walk([&](unsigned, unsigned j0, uint32_t pair) {
-      Scores sums;
+      WgmmaSums<int(block)> sums;
       multiply<D>(sums, me.own, pair);
       wait_for_all(sums);
       MmaC score[block / 8];
       as_tiles(score, sums);
       if (const Mask seen(s, me.row0, block, j0, block); !seen.all())
 #pragma unroll
-        for (int j = 0; j < Scores::count; j++)
+        for (int j = 0; j < sums.count; j++)
           if (!seen(own_row(j / 2 % 2), column_of_lane(j / 4, j))) score[j / 4].x[j % 4] = -INFINITY;
       float alpha[2];
       online_softmax(score, m, l, alpha, s.score, s.bias, scale);
 #pragma unroll
       for (int j = 0; j < sum.count; j++) sum.x[j] = sum.x[j] * alpha[j / 2 % 2];
-      const Factors factors([&](int j) { return score[j / 4].x[j % 4]; });
+      const Factors<int(block)> factors([&](int j) { return score[j / 4].x[j % 4]; });
       accumulate<D>(sum, factors, pair + Tile<D>::bytes);
       wait_for_all(sum);
       in_use(factors.step);
@@ -345,25 +362,26 @@ __global__ void __launch_bounds__(attention_wgmma::threads, 1)
       sum.x[j] =
           sink.key ? fused(sink_weight[j / 2 % 2], sink.key[item.head * D + column_of_lane(j / 4, j)], 0.0f) : 0.0f;
 
+    using P = Plan<D, false, 2>;
     walk([&](unsigned, unsigned j0, uint32_t pair) {
-      Scores score, ds;
+      WgmmaSums<P::tile_rows> score, ds;
       multiply<D>(score, me.own, pair);
-      multiply<D>(ds, me.own + Tile<D>::bytes, pair + Tile<D>::bytes);
+      multiply<D>(ds, me.own + P::Own::bytes, pair + P::Other::bytes);
       wait_for_all(score, ds);
       by_score(s.score, [&]<AttentionScore kind>() {
 #pragma unroll
-        for (int j = 0; j < Scores::count; j++) {
+        for (int j = 0; j < score.count; j++) {
           const int r = j / 2 % 2;
           const float p = weight_of(kind, score.x[j], scale, base[r]);
           ds.x[j] = gradient_of(kind, p, ds.x[j], delta_i[r]);
         }
       });
-      const Mask seen(s, me.row0, block, j0, block);
+      const Mask seen(s, me.row0, block, j0, P::tile_rows);
       if (!seen.all())
 #pragma unroll
-        for (int j = 0; j < Scores::count; j++)
+        for (int j = 0; j < ds.count; j++)
           if (!seen(own_row(j / 2 % 2), column_of_lane(j / 4, j))) ds.x[j] = 0.0f;
-      const Factors factors([&](int j) { return ds.x[j]; });
+      const Factors<P::tile_rows> factors([&](int j) { return ds.x[j]; });
       accumulate<D>(sum, factors, pair);
       wait_for_all(sum);
       in_use(factors.step);
@@ -379,50 +397,70 @@ __global__ void __launch_bounds__(attention_wgmma::threads, 1)
                                 const float* lse, const float* delta, AttentionShape s, float scale, unsigned items) {
   using namespace attention_wgmma;
   DYNAMIC_SHARED(unsigned char, shared);
+  using P = Plan<D, true, 2>;
   const int lane = int(threadIdx.x) % 32;
   for_each_item<D, true, 2>(shared, maps, s, items, [&](const auto& item, const Consumer& me, auto walk) {
-    WgmmaSums<D> dk_sum, dv_sum;
+    const auto make = [&]<bool makes_dk, bool makes_dv>() {
+      WgmmaSums<D> dk_sum, dv_sum;
 #pragma unroll
-    for (int j = 0; j < dk_sum.count; j++) dk_sum.x[j] = dv_sum.x[j] = 0.0f;
+      for (int j = 0; j < dk_sum.count; j++) dk_sum.x[j] = dv_sum.x[j] = 0.0f;
 
-    walk([&](unsigned head, unsigned i0, uint32_t pair) {
-      // A lane keeps the numbers of two queries of a tile, and gets those of its columns from the lanes that have
-      // them.
-      const size_t queries = s.stat(item.b, item.head * s.group() + head, i0) + 2 * size_t(lane);
-      const float2 two_bases = s.sigmoid() ? float2{-s.bias, -s.bias} : load_two(lse + queries),
-                   two_deltas = load_two(delta + queries);
-      Scores p, ds;
-      multiply<D>(p, me.own, pair);
-      multiply<D>(ds, me.own + Tile<D>::bytes, pair + Tile<D>::bytes);
-      wait_for_all(p, ds);
-      by_score(s.score, [&]<AttentionScore kind>() {
-#pragma unroll
-        for (int c = 0; c < int(block) / 8; c++) {
-          const int from = 4 * c + lane % 4;
-          const float base[2] = {of_lane(two_bases.x, from), of_lane(two_bases.y, from)},
-                      delta_i[2] = {of_lane(two_deltas.x, from), of_lane(two_deltas.y, from)};
-#pragma unroll
-          for (int j = 4 * c; j < 4 * c + 4; j++) {
-            p.x[j] = weight_of(kind, p.x[j], scale, base[j % 2]);
-            ds.x[j] = gradient_of(kind, p.x[j], ds.x[j], delta_i[j % 2]);
-          }
+      walk([&](unsigned head, unsigned i0, uint32_t pair) {
+        // A lane keeps the numbers of two queries of a tile, and gets those of its columns from the lanes that have
+        // them.
+        const size_t queries = s.stat(item.b, item.head * s.group() + head, i0) + 2 * size_t(lane);
+        const float2 two_bases = s.sigmoid() ? float2{-s.bias, -s.bias} : load_two(lse + queries),
+                     two_deltas = load_two(delta + queries);
+        WgmmaSums<int(block)> p, ds;
+        multiply<D>(p, me.own, pair);
+        if constexpr (makes_dk) {
+          multiply<D>(ds, me.own + P::Own::bytes, pair + P::Other::bytes);
+          wait_for_all(p, ds);
+        } else {
+          wait_for_all(p);
         }
-      });
-      const Mask seen(s, i0, block, me.row0, block);
-      if (!seen.all())
+        by_score(s.score, [&]<AttentionScore kind>() {
 #pragma unroll
-        for (int j = 0; j < Scores::count; j++)
-          if (!seen(column_of_lane(j / 4, j), own_row(j / 2 % 2))) p.x[j] = ds.x[j] = 0.0f;
-      const Factors of_v([&](int j) { return p.x[j]; }), of_k([&](int j) { return ds.x[j]; });
-      accumulate<D>(dv_sum, of_v, pair + Tile<D>::bytes);
-      accumulate<D>(dk_sum, of_k, pair);
-      wait_for_all(dv_sum, dk_sum);
-      in_use(of_v.step);
-      in_use(of_k.step);
-    });
-    const size_t head = s.kv_row(item.b, 0, item.head);
-    store<D>(dk + head, s.kv_step(), s.T, item.row0, dk_sum, scale, me.stored);
-    store<D>(dv + head, s.kv_step(), s.T, item.row0, dv_sum, 1.0f, me.stored);
+          for (int c = 0; c < int(block) / 8; c++) {
+            const int from = 4 * c + lane % 4;
+            const float base[2] = {of_lane(two_bases.x, from), of_lane(two_bases.y, from)},
+                        delta_i[2] = {of_lane(two_deltas.x, from), of_lane(two_deltas.y, from)};
+#pragma unroll
+            for (int j = 4 * c; j < 4 * c + 4; j++) {
+              p.x[j] = weight_of(kind, p.x[j], scale, base[j % 2]);
+              if constexpr (makes_dk) ds.x[j] = gradient_of(kind, p.x[j], ds.x[j], delta_i[j % 2]);
+            }
+          }
+        });
+        const Mask seen(s, i0, block, me.row0, block);
+        if (!seen.all())
+#pragma unroll
+          for (int j = 0; j < p.count; j++)
+            if (!seen(column_of_lane(j / 4, j), own_row(j / 2 % 2))) p.x[j] = ds.x[j] = 0.0f;
+        const Factors<int(block)> of_v([&](int j) { return p.x[j]; }),
+            of_k([&](int j) { return makes_dk ? ds.x[j] : 0; });
+        if constexpr (makes_dv) accumulate<D>(dv_sum, of_v, pair + P::Other::bytes);
+        if constexpr (makes_dk) accumulate<D>(dk_sum, of_k, pair);
+        if constexpr (makes_dk && makes_dv)
+          wait_for_all(dv_sum, dk_sum);
+        else
+          wait_for_all(makes_dk ? dk_sum : dv_sum);
+        if constexpr (makes_dv) in_use(of_v.step);
+        if constexpr (makes_dk) in_use(of_k.step);
+      });
+      const size_t head = s.kv_row(item.b, 0, item.head);
+      // (rows of a lane are those of the block's consumers; in dv alone they are the second's)
+      if constexpr (makes_dk) store<D>(dk + head, s.kv_step(), s.T, item.row0, dk_sum, scale, me.stored);
+      if constexpr (makes_dv)
+        store<D>(dv + head, s.kv_step(), s.T, makes_dk ? item.row0 : item.row0 - size_t{block}, dv_sum, 1.0f,
+                 me.stored);
+    };
+    if constexpr (!P::wide)
+      make.template operator()<true, true>();
+    else if (threadIdx.x < wgmma_threads)
+      make.template operator()<true, false>();
+    else
+      make.template operator()<false, true>();
   });
 }
 
@@ -432,9 +470,8 @@ __global__ void __launch_bounds__(attention_wgmma::threads, 1)
 static bool are_for(const AttentionShape& s, std::initializer_list<TmaMatrix> matrices, Context& ctx) {
   using namespace attention_wgmma;
   constexpr size_t most = size_t{1} << 30;  // of a coordinate, which is an int
-  if ((s.D != 64 && s.D != 128) || s.T % block > 0 || s.B * s.T == 0 || s.B * s.T > most) return false;
-  if (items_of(s, s.H) > most || ctx.mma_arithmetic != MmaArithmetic::hopper) return false;
-  if (shared_limit() < (s.D == 64 ? Shared<64>::bytes : Shared<128>::bytes)) return false;
+  if ((s.D != 64 && s.D != 128 && s.D != 256) || s.T % block > 0 || s.B * s.T == 0 || s.B * s.T > most) return false;
+  if (s.B * s.H * s.T > most || ctx.mma_arithmetic != MmaArithmetic::hopper) return false;
   for (const TmaMatrix& m : matrices)
     if (tma_refuses(m)) return false;
 #ifdef __CUDACC__
@@ -443,14 +480,21 @@ static bool are_for(const AttentionShape& s, std::initializer_list<TmaMatrix> ma
   return true;
 #endif
 }
-// Rows (B,T,width): copies bring 64 of them.
-static TmaMatrix rows_of(const bf16* x, size_t width, const AttentionShape& s) {
-  return tma_matrix(x, width, width, s.B * s.T, int(attention_wgmma::block));
+// Rows (B,T,width): copies bring `rows` of them.
+static TmaMatrix rows_of(const bf16* x, size_t width, const AttentionShape& s, int rows = int(attention_wgmma::block)) {
+  return tma_matrix(x, width, width, s.B * s.T, rows);
 }
 // f<D>()
 template <class F>
-static void by_width(size_t D, F f) {
-  D == 64 ? f.template operator()<64>() : f.template operator()<128>();
+static bool by_width(size_t D, F f) {
+  return D == 64 ? f.template operator()<64>() : D == 128 ? f.template operator()<128>() : f.template operator()<256>();
+}
+// Launches a kernel of this Plan, for `heads` heads.
+template <class P, class Kernel, class... Args>
+static void launch_plan(Kernel kernel, const AttentionShape& s, size_t heads, Context& ctx, Args... args) {
+  const size_t items = s.B * heads * ceil_div(s.T, P::own_rows);
+  launch(kernel, grid_of(std::min(items, multiprocessors())), attention_wgmma::threads, P::shared, ctx, args...,
+         unsigned(items));
 }
 
 bool attention_wgmma_forward(bf16* o, float* lse, const bf16* q, const bf16* k, const bf16* v, const AttentionShape& s,
@@ -459,14 +503,15 @@ bool attention_wgmma_forward(bf16* o, float* lse, const bf16* q, const bf16* k, 
   const TmaMatrix of_q = rows_of(q, s.q_step(), s), of_k = rows_of(k, s.kv_step(), s),
                   of_v = rows_of(v, s.kv_step(), s);
   if (!are_for(s, {of_q, of_k, of_v}, ctx)) return false;
-  const TensorMap queries = tensor_map(of_q);
-  const Maps maps = {queries, queries, tensor_map(of_k), tensor_map(of_v)};
-  const size_t items = items_of(s, s.H);
-  by_width(s.D, [&]<int D>() {
-    launch(attention_wgmma_forward_kernel<D>, grid_of(std::min(items, multiprocessors())), attention_wgmma::threads,
-           Shared<D>::bytes, ctx, maps, o, lse, s, sink, attention_scale<float>(s.divisor()), gate, unsigned(items));
+  return by_width(s.D, [&]<int D>() {
+    using P = Plan<D, false, 1>;
+    if (shared_limit() < P::shared) return false;
+    const TensorMap queries = tensor_map(of_q);
+    launch_plan<P>(attention_wgmma_forward_kernel<D>, s, s.H, ctx,
+                   Maps{queries, queries, tensor_map(of_k), tensor_map(of_v)}, o, lse, s, sink,
+                   attention_scale<float>(s.divisor()), gate);
+    return true;
   });
-  return true;
 }
 
 bool attention_wgmma_backward(bf16* dq, bf16* dk, bf16* dv, const bf16* dout, const bf16* q, const bf16* k,
@@ -477,18 +522,20 @@ bool attention_wgmma_backward(bf16* dq, bf16* dk, bf16* dv, const bf16* dout, co
                   of_k = rows_of(k, s.kv_step(), s), of_v = rows_of(v, s.kv_step(), s);
   if (!are_for(s, {of_q, of_dout, of_k, of_v}, ctx)) return false;
   if (uintptr_t(lse) % sizeof(float2) > 0 || uintptr_t(delta) % sizeof(float2) > 0) return false;
-  const TensorMap queries = tensor_map(of_q), douts = tensor_map(of_dout), keys = tensor_map(of_k),
-                  values = tensor_map(of_v);
-  const float scale = attention_scale<float>(s.divisor());
-  const size_t of_dq = items_of(s, s.H), of_dkdv = items_of(s, s.KVH);
-  by_width(s.D, [&]<int D>() {
-    launch(attention_wgmma_dq_kernel<D>, grid_of(std::min(of_dq, multiprocessors())), attention_wgmma::threads,
-           Shared<D>::bytes, ctx, Maps{queries, douts, keys, values}, dq, lse, delta, sink_ds, s, sink, scale,
-           unsigned(of_dq));
-    launch(attention_wgmma_dkdv_kernel<D>, grid_of(std::min(of_dkdv, multiprocessors())), attention_wgmma::threads,
-           Shared<D>::bytes, ctx, Maps{keys, values, queries, douts}, dk, dv, lse, delta, s, scale, unsigned(of_dkdv));
+  return by_width(s.D, [&]<int D>() {
+    using OfDq = Plan<D, false, 2>;
+    using OfDkdv = Plan<D, true, 2>;
+    if (shared_limit() < std::max(OfDq::shared, OfDkdv::shared)) return false;
+    const TensorMap queries = tensor_map(of_q), douts = tensor_map(of_dout), keys = tensor_map(of_k),
+                    values = tensor_map(of_v);
+    const auto others = [&](const bf16* x) { return tensor_map(rows_of(x, s.kv_step(), s, OfDq::tile_rows)); };
+    const float scale = attention_scale<float>(s.divisor());
+    launch_plan<OfDq>(attention_wgmma_dq_kernel<D>, s, s.H, ctx, Maps{queries, douts, others(k), others(v)}, dq, lse,
+                      delta, sink_ds, s, sink, scale);
+    launch_plan<OfDkdv>(attention_wgmma_dkdv_kernel<D>, s, s.KVH, ctx, Maps{keys, values, queries, douts}, dk, dv, lse,
+                        delta, s, scale);
+    return true;
   });
-  return true;
 }
 
 }  // namespace gated

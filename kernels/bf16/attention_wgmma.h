@@ -6,7 +6,7 @@
 namespace gated {
 
 // Each of the two is for a GPU of compute capability 9.0 (an emulator that has its tensor cores and its shared memory),
-// heads of 64 and 128 elements and whole tiles of 64 tokens. It is false elsewhere: then nothing was done.
+// heads of 64, 128 and 256 elements and whole tiles of 64 tokens. It is false elsewhere: then nothing was done.
 
 // What attention_bf16_forward() computes.
 bool attention_wgmma_forward(bf16* o, float* lse, const bf16* q, const bf16* k, const bf16* v, const AttentionShape& s,
