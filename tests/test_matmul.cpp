@@ -45,11 +45,11 @@ struct Product : Trial {
       : s(s), layout(layout), accumulate(accumulate), bias(with_bias ? random(s.N, 4) : Array<float>()) {
     matmul_ref(c.ref, a.ref, b.ref, s.M, s.N, s.K, layout, accumulate, bias.ref);
   }
-  // Rows that are longer by so much, those of A, B and C.
-  void widen(const Size& gap) {
+  // Rows that are longer by so much, those of A, B and C, from an element on that may stand on no boundary.
+  void widen(const Size& gap, size_t at) {
     lda += gap.M, ldb += gap.N, ldc += gap.K;
-    a.widen(a_cols ? s.M * s.K / a_cols : 0, lda, 0), b.widen(b_cols ? s.N * s.K / b_cols : 0, ldb, 0);
-    c.widen(s.M, ldc, 0);
+    a.widen(a_cols ? s.M * s.K / a_cols : 0, lda, at), b.widen(b_cols ? s.N * s.K / b_cols : 0, ldb, at);
+    c.widen(s.M, ldc, at);
   }
   // What kernels make by these plans too.
   void by(const std::vector<Tile>& tiles, const std::vector<size_t>& together) {
@@ -257,8 +257,6 @@ TEST_CASE("matmul: no shape falls to the small tile for want of scratch, and scr
       if (plan.together > 1) REQUIRE(tiles * (plan.together - 1) >= std::min<size_t>(blocks - tiles, 264));
       REQUIRE(matmul_plan_scratch(plan, s.M, s.N, s.K, Accumulate::yes) <= size_t{256} << 20);
     }
-    for (Accumulate accumulate : {Accumulate::no, Accumulate::yes})
-      REQUIRE(matmul_scratch(s.M, s.N, s.K, accumulate) <= matmul_scratch_up_to(s.M, s.N, s.K, accumulate));
   }
   const MatmulPlan head = matmul_plan(1024, 2048, 151936);  // dh of a Qwen3 head: 149 slices of 8 MiB
   REQUIRE(head.tile == Tile::large);
@@ -284,13 +282,13 @@ TEST_CASE("matmul: matrices inside wider rows give the bits of matrices without 
           "[bitwise]") {
   // Gaps of whole quads and of parts of one, and rows that end inside a quad of an aligned line.
   const Size sizes[] = {{5, 7, 3}, {66, 70, 33}, {6, 9, 1030}, {20, 24, 28}};
-  const Size gaps[] = {{0, 0, 4}, {4, 8, 0}, {3, 1, 2}, {57, 55, 95}};  // after the rows of A, B, C
+  const Size gaps[] = {{0, 0, 4}, {4, 8, 0}, {4, 8, 4}, {3, 1, 2}, {57, 55, 95}};  // after the rows of A, B, C
   for (const Size& s : sizes)
     for (const Size& gap : gaps) {
       INFO("M " << s.M << " N " << s.N << " K " << s.K << ", gaps " << gap.M << " " << gap.N << " " << gap.K);
       for_every_form([&](Layout layout, Accumulate accumulate) {
         Product p(s, layout, accumulate, accumulate == Accumulate::no);
-        p.widen(gap);
+        p.widen(gap, gap.K == gap.M);  // those of one size begin on no boundary
         if (s.K > matmul_slice) p.by({Tile::large}, {1, 2});
         const std::vector<float> packed = p.c.values();
         p.reference([&] {
@@ -350,15 +348,6 @@ TEST_CASE("matmul: empty sums are +0, and C + 0 is C but for -0", "[bitwise]") {
     matmul(d, nullptr, nullptr, 2, 3, 0, Layout::nt, Accumulate::yes, ctx);
     matmul(d, nullptr, nullptr, 0, 3, 8, Layout::nn, Accumulate::no, ctx);
     matmul(d, nullptr, nullptr, 3, 0, 8, Layout::tn, Accumulate::yes, ctx);
-  });
-}
-
-TEST_CASE("matmul: matrices may begin anywhere", "[bitwise]") {
-  const size_t M = 20, N = 24, K = 28;  // whole float4s, but the first is not on a multiple of 16 bytes
-  for_every_form([&](Layout layout, Accumulate accumulate) {
-    Product p({M, N, K}, layout, accumulate);
-    for (const auto& [matrix, size] : {std::pair(p.a, M * K), {p.b, N * K}, {p.c, M * N}}) matrix.widen(1, size + 1, 1);
-    p.on_both_devices();
   });
 }
 

@@ -208,14 +208,9 @@ static void require_bits(const std::vector<float>& x, const QuantizedWeight& sha
 }
 
 TEST_CASE("quantize: CPU and kernels equal the reference bit for bit", "[bitwise]") {
-  for (const QuantizedWeight& shape : {QuantizedWeight{1, 1, 1},
-                                       {1, 9, 15},
-                                       {1, 20, 17},
-                                       {2, 130, 128},
-                                       {1, 129, 260},
-                                       {3, 40, 131},
-                                       {2, 6, 516},
-                                       {0, 4, 4}}) {
+  const QuantizedWeight shapes[] = {{1, 1, 1},     {1, 9, 15},   {1, 20, 17}, {2, 130, 128},
+                                    {1, 129, 260}, {3, 40, 131}, {2, 6, 516}, {0, 4, 4}};
+  for (const QuantizedWeight& shape : shapes) {
     const auto [matrices, down, columns] = shape;
     INFO(matrices << " x " << down << " x " << columns);
     const auto x = awkward_numbers(matrices * down * columns, columns);

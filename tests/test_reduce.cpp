@@ -172,17 +172,11 @@ TEST_CASE("reduce: padding does not enter a chain", "[bitwise]") {
 TEST_CASE("reduce: a column in its canonical order", "[bitwise]") {
   // One slice; a last slice of one row; a second level; its last slice of one slice; a third level (> 16384
   // rows) with few columns, since it needs the rows.
-  for (const auto& [rows, cols] : std::vector<std::pair<size_t, size_t>>{{1, 1},
-                                                                         {5, 3},
-                                                                         {127, 200},
-                                                                         {128, 65},
-                                                                         {129, 131},
-                                                                         {300, 64},
-                                                                         {2049, 7},
-                                                                         {16384, 2},
-                                                                         {16385, 3},
-                                                                         {16640, 1},
-                                                                         {40000, 2}}) {
+  const struct {
+    size_t rows, cols;
+  } sizes[] = {{1, 1},    {5, 3},     {127, 200}, {128, 65},  {129, 131}, {300, 64},
+               {2049, 7}, {16384, 2}, {16385, 3}, {16640, 1}, {40000, 2}};
+  for (auto [rows, cols] : sizes) {
     INFO("rows " << rows << " cols " << cols);
     const auto x = random_values<float>(rows * cols, rows, 3.0f), start = random_values<float>(cols, cols + 5);
     std::vector<float> literal = start, reference = start;

@@ -3,6 +3,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <numeric>
 #include <set>
 
 #include "core/philox.cuh"
@@ -16,35 +17,39 @@ TEST_CASE("sampler: temperature 0 takes the likeliest, of equal ones the lower i
 }
 
 TEST_CASE("sampler: a draw is the one that the softmax of the k likeliest and Philox give", "[sampler]") {
-  // Ties among the logits: of equal ones the lower id comes first.
-  std::vector<float> logits(40);
-  for (size_t i = 0; i < logits.size(); i++) logits[i] = float(i * 11 % 17) * 0.2f;
-  std::vector<int> order(logits.size());
-  for (size_t i = 0; i < order.size(); i++) order[i] = int(i);
-  std::stable_sort(order.begin(), order.end(), [&](int a, int b) { return logits[size_t(a)] > logits[size_t(b)]; });
-  for (uint64_t seed : {uint64_t(1), uint64_t(77), uint64_t(1) << 40})
-    for (double temperature : {0.3, 1.0, 2.5})
-      for (size_t k : {0, 1, 2, 7, 40, 100}) {
-        const size_t kept = k == 0 || k > 40 ? 40 : k;
-        double total = 0;
-        for (size_t i = 0; i < kept; i++) total += std::exp(double(logits[size_t(order[i])]) / temperature);
-        std::set<int> seen;
-        for (uint64_t index = 0; index < 300; index++) {
-          INFO("seed " << seed << ", temperature " << temperature << ", top " << k << ", index " << index);
-          // The index-th double of the stream 5 << 48: 53 bits of two words of Philox.
-          const PhiloxBlock block =
-              philox4x32({{uint32_t(index / 2), 0, 0, uint32_t(5) << 16}}, uint32_t(seed), uint32_t(seed >> 32));
-          const uint32_t low = block.word[index % 2 * 2], high = block.word[index % 2 * 2 + 1];
-          const double u = double((uint64_t(high) << 32 | low) >> 11) / 9007199254740992.0;
-          double sum = 0;
-          size_t at = 0;
-          while (at + 1 < kept && (sum += std::exp(double(logits[size_t(order[at])]) / temperature)) <= u * total) at++;
-          const int token = Sampler{temperature, k, seed}.draw(logits, index);
-          REQUIRE(token == order[at]);
-          seen.insert(token);
+  // Few logits with ties, of which the lower id comes first; and so many that they are sorted in part.
+  const struct {
+    size_t vocab, factor, modulus;
+    float unit;
+    uint64_t draws;
+  } cases[] = {{40, 11, 17, 0.2f, 300}, {3000, 1009, 3000, 1e-3f, 20}};
+  for (const auto& [V, factor, modulus, unit, draws] : cases) {
+    std::vector<float> logits(V);
+    for (size_t i = 0; i < V; i++) logits[i] = float(i * factor % modulus) * unit;
+    std::vector<int> order(V);
+    std::iota(order.begin(), order.end(), 0);
+    std::stable_sort(order.begin(), order.end(), [&](int a, int b) { return logits[size_t(a)] > logits[size_t(b)]; });
+    for (uint64_t seed : {uint64_t(1), uint64_t(77), uint64_t(1) << 40})
+      for (double temperature : {0.3, 1.0, 2.5})
+        for (size_t k : {0, 1, 2, 7, 40, 100}) {
+          const size_t kept = k == 0 || k > V ? V : k;
+          double total = 0;
+          for (size_t i = 0; i < kept; i++) total += std::exp(double(logits[size_t(order[i])]) / temperature);
+          std::set<int> seen;
+          for (uint64_t index = 0; index < draws; index++) {
+            INFO("seed " << seed << ", temperature " << temperature << ", top " << k << ", index " << index);
+            const double u = uniform_double(seed, uint64_t(5) << 48, index);
+            double sum = 0;
+            size_t at = 0;
+            while (at + 1 < kept && (sum += std::exp(double(logits[size_t(order[at])]) / temperature)) <= u * total)
+              at++;
+            const int token = Sampler{temperature, k, seed}.draw(logits, index);
+            REQUIRE(token == order[at]);
+            seen.insert(token);
+          }
+          if (V == 40 && kept <= 7 && temperature >= 1) REQUIRE(seen.size() == kept);  // all k of them, and no other
         }
-        if (kept <= 7 && temperature >= 1) REQUIRE(seen.size() == kept);  // all k of them, and no other
-      }
+  }
 }
 
 TEST_CASE("sampler: of the likeliest those are left whose probabilities reach p", "[sampler]") {
@@ -77,20 +82,4 @@ TEST_CASE("sampler: of the likeliest those are left whose probabilities reach p"
   }
   REQUIRE(std::fabs(double(ones) / double(draws) - 2.0 / 3) < 5 * std::sqrt(2.0 / 9 / double(draws)));
   REQUIRE(std::fabs(double(alike) / double(draws) - 5.0 / 9) < 5 * std::sqrt(20.0 / 81 / double(draws)));
-}
-
-TEST_CASE("sampler: a vocabulary that is sorted in part gives what one sorted whole gives", "[sampler]") {
-  std::vector<float> logits(3000);
-  for (size_t i = 0; i < logits.size(); i++) logits[i] = float(i * 1009 % 3000) * 1e-3f;
-  std::vector<int> order(logits.size());
-  for (size_t i = 0; i < order.size(); i++) order[i] = int(i);
-  std::sort(order.begin(), order.end(), [&](int a, int b) { return logits[size_t(a)] > logits[size_t(b)]; });
-  double total = 0;
-  for (const float x : logits) total += std::exp(double(x));
-  for (uint64_t i = 0; i < 200; i++) {
-    const double u = uniform_double(5, stream_of(Purpose::sample, 0), i) * total;
-    size_t rank = 0;
-    for (double sum = 0; (sum += std::exp(double(logits[size_t(order[rank])]))) <= u;) rank++;
-    REQUIRE(Sampler{1.0, 0, 5}.draw(logits, i) == order[rank]);
-  }
 }

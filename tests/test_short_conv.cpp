@@ -81,18 +81,11 @@ TEST_CASE("short_conv: CPU and kernels equal the reference bit for bit, over bf1
       });
     }
   };
-  for (const ShortConvShape& s : {ShortConvShape{2, 63, 40, 4},
-                                  {1, 1, 7, 4},
-                                  {3, 2, 5, 4},
-                                  {1, 200, 300, 4},
-                                  {3, 65, 3, 4},
-                                  {3, 65, 3, 2},
-                                  {2, 130, 9, 1},
-                                  {2, 9, 6, 11},
-                                  {5, 70, 1, 3}})
-    require_bits(float(), s);
-  for (const ShortConvShape& s : {ShortConvShape{2, 63, 40, 4}, {1, 130, 300, 4}, {3, 65, 3, 4}, {2, 9, 6, 11}})
-    require_bits(bf16(), s);
+  const ShortConvShape of_floats[] = {{2, 63, 40, 4}, {1, 1, 7, 4},   {3, 2, 5, 4},  {1, 200, 300, 4}, {3, 65, 3, 4},
+                                      {3, 65, 3, 2},  {2, 130, 9, 1}, {2, 9, 6, 11}, {5, 70, 1, 3}},
+                       of_bf16[] = {{2, 63, 40, 4}, {1, 130, 300, 4}, {3, 65, 3, 4}, {2, 9, 6, 11}};
+  for (const ShortConvShape& s : of_floats) require_bits(float(), s);
+  for (const ShortConvShape& s : of_bf16) require_bits(bf16(), s);
 }
 
 // The second part begins with the state that the first one leaves, the first one's gradient ends with the second one's.
