@@ -133,7 +133,7 @@ def executions(function, counted):
         sure = sorted(t for unsure, t in estimates if unsure == min(estimates)[0])
         times[n] = sure[len(sure) // 2]
     # A block without an access runs as often as the rarer of its neighbours in the same loop that have one; outside of
-    # loops once.
+    # loops once, but not behind blocks alone that do not run.
     unsure = set()
     for n, block in enumerate(function.blocks):
         if n in times:
@@ -143,6 +143,8 @@ def executions(function, counted):
         near = [times[m] for m in near if m is not None]
         if near:
             times[n] = min(near)
+        elif block.before and all(times.get(m) == 0 for m in block.before):
+            times[n] = 0
         else:
             times[n] = 1
             unsure.add(n)

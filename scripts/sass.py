@@ -66,6 +66,7 @@ class Instruction(NamedTuple):
 class Block(NamedTuple):
     instructions: list
     loops: tuple  # the loops around it, outermost first: numbers into Function.loops
+    before: list  # the numbers of the blocks that go on to it, without those that call it
 
 
 class Function(NamedTuple):
@@ -115,8 +116,17 @@ def cut(name, instructions, labels):
     for i in instructions:
         if not blocks or i.address in begins:
             inside = tuple(n for n, (first, last) in enumerate(loops) if first <= i.address <= last)
-            blocks.append(Block([], inside))
+            blocks.append(Block([], inside, []))
         blocks[-1].instructions.append(i)
+    number = {block.instructions[0].address: n for n, block in enumerate(blocks)}
+    for n, block in enumerate(blocks):
+        last = block.instructions[-1]
+        if (to := number.get(target(last))) is not None:
+            blocks[to].before.append(n)
+        always = not last.guard and (last.opcode.startswith(("EXIT", "RET")) or
+                                     last.opcode in ("BRA", "JMP") and last.text.startswith("`"))
+        if not always and n + 1 < len(blocks):
+            blocks[n + 1].before.append(n)
     return Function(name, blocks, loops)
 
 

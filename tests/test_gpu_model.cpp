@@ -5,7 +5,7 @@ using namespace gated;
 
 namespace {
 
-// Of one kernel: eight instructions before a loop, six in it, one behind it.
+// Of one kernel: four instructions before a loop, six in it, four behind it.
 const char* const listing = R"(
 //--------------------- .text.k --------------------------
 	.section	.text.k,"ax",@progbits
@@ -27,11 +27,12 @@ const char* const listing = R"(
 .L_x_0:
 	//## File "/src/kernels/a.cu", line 8
         /*00a0*/                   STG.E desc[UR4][R4.64], R9 ;
-        /*00b0*/                   EXIT ;
+        /*00b0*/               @P1 EXIT ;
+        /*00c0*/                   FADD R9, R9, R9 ;
+        /*00d0*/                   EXIT ;
 .L_x_2:
-        /*00c0*/                   BRA `(.L_x_2);
-        /*00d0*/                   NOP;
-        /*00e0*/                   NOP;
+        /*00e0*/                   BRA `(.L_x_2);
+        /*00f0*/                   NOP;
 )";
 
 }  // namespace
@@ -43,7 +44,7 @@ TEST_CASE("gpu_model: machine code, its loops and their trips", "[scripts]") {
 import gpu_model, sass
 [k] = sass.functions(open("a.sass").read(), "/src")
 print(k.name, [(hex(a), hex(b)) for a, b in k.loops])
-print([(len(b.instructions), b.loops) for b in k.blocks])
+print([(len(b.instructions), b.loops, b.before) for b in k.blocks])
 body = [i for b in k.blocks if b.loops == (0,) for i in b.instructions]
 print([i.opcode for i in body], body[0].line, body[-1].guard, [body[0].guard])
 print([i.pipe for i in body])
@@ -52,17 +53,20 @@ print(sass.cycles_alone(body))
 counted = {("read", "kernels/a.cu:5"): 10, ("write", "kernels/a.cu:8"): 1}
 times, unsure = gpu_model.executions(k, counted)
 print([times[n] for n in range(len(k.blocks))], unsure)
+never = {("read", "kernels/a.cu:5"): 0, ("write", "kernels/a.cu:8"): 0}
+print([gpu_model.executions(k, never)[0][n] for n in range(len(k.blocks))])
 print(sass.Instruction(0, "HGMMA.64x256x16.F32.BF16", "", "", "").pipe, sass.kind_of("HGMMA.64x256x16.F32.BF16", 1))
 pipes, alone, loop, _ = gpu_model.work_of(k, counted)
 print({p: pipes[p] for p in ("issue", "tensor", "mufu", "fma", "memory")}, loop["slots"], loop["mma"])
 )") == "k [('0x40', '0x90')]\n"
-       "[(3, ()), (1, ()), (6, (0,)), (2, ()), (1, ())]\n"
+       "[(3, (), []), (1, (), [0]), (6, (0,), [1, 2]), (2, (), [0, 2]), (2, (), [3]), (1, (), [5])]\n"
        "['LDG.E', 'FFMA', 'MUFU.EX2', 'HMMA.16816.F32.BF16', 'ISETP.GE.AND', 'BRA'] kernels/a.cu:5 P0 ['']\n"
        "[('memory', 0), ('fma', 1), ('mufu', 8), ('tensor', 8), ('integer', 2), ('control', 1)]\n"
        "582.0\n"
-       "[1, 1, 10.0, 1.0, 1] {0, 1, 4}\n"
+       "[1, 1, 10.0, 1.0, 1, 1] {0, 1, 4, 5}\n"
+       "[1, 1, 0.0, 0.0, 0, 1]\n"
        "('wgmma', 128.0) wgmma\n"
-       "{'issue': 67.0, 'tensor': 80.0, 'mufu': 80.0, 'fma': 12.0, 'memory': 0.0} 6.0 1.0\n");
+       "{'issue': 69.0, 'tensor': 80.0, 'mufu': 80.0, 'fma': 13.0, 'memory': 0.0} 6.0 1.0\n");
 }
 
 TEST_CASE("gpu_model: occupancy as CUDA's rules have it", "[scripts]") {
