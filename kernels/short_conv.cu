@@ -163,9 +163,9 @@ struct ShortConvFoldDw {
 
 // ---- kernels for four taps, as every model has them
 //
-// A thread owns one channel of a strip of neighbouring tokens and walks along them. The weights and the four inputs that
-// the taps see stay in its registers, so an input is read once. The loop takes four tokens a turn: what they read is
-// asked for together, and a window that moves by one is no more than other names for the same registers.
+// A thread owns one channel of a strip of neighbouring tokens and walks along them. The weights and the four inputs
+// that the taps see stay in its registers, so an input is read once. The loop takes four tokens a turn: what they read
+// is asked for together, and a window that moves by one is no more than other names for the same registers.
 //
 //     X_t  X_t+1  X_t+2  X_t+3 | read: X_t+4 .. X_t+7            window x[0..3] of token t
 //          x[0]   x[1]   x[2]          x[3]                      ... and of token t+1

@@ -37,9 +37,7 @@ std::vector<T> values_of(const std::string& name, size_t n, T scale = 1) {
 }
 
 inline std::vector<int> tokens_of(const std::string& name, size_t n, size_t vocab) {
-  std::vector<int> tokens;
-  for (double u : values_of<double>(name, n)) tokens.push_back(int((u + 1) / 2 * double(vocab)));
-  return tokens;
+  return some_ids(n, vocab, fnv1a(name));
 }
 
 // x as a fixture stores it: whole, or its 2-norm and its dot products with three vectors without a small

@@ -358,6 +358,13 @@ class Trial {
   void on_every_device(Run run) {
     gated::on_every_device([&](Context& ctx) { on(ctx, run); });
   }
+  // Of products of bf16 matrices: on those whose tensor cores are such.
+  template <class Run>
+  void on_every_device(MmaArithmetic arithmetic, Run run) {
+    gated::on_every_device([&](Context& ctx) {
+      if (multiplies_as(ctx, arithmetic)) on(ctx, run);
+    });
+  }
   template <class Run>
   void on_both_devices(Run run) {
     gated::on_both_devices([&](Context& ctx) { on(ctx, run); });
@@ -368,34 +375,29 @@ class Trial {
   Nan nan_;
 };
 
-// `make gradcheck` sets GRADCHECK: what was found is then printed when the program ends.
-inline void check_gradient(const char* what, const std::function<double(const std::vector<double>&)>& loss,
-                           const std::vector<double>& x, const std::vector<double>& gradient) {
-  constexpr double bound = 1e-7;
-  static struct Printed : GradientReport {
-    ~Printed() {
-      if (getenv("GRADCHECK")) fputs(text(bound).c_str(), stdout);
-    }
-  } report;
-  const double error = gradient_error(loss, x, gradient);
-  report.add(Catch::getResultCapture().getCurrentTestName(), what, error);
-  INFO("gradient of " << what);
-  REQUIRE(error <= bound);
-}
-
-// The gradients of loss(), which reads the parameters where they stand.
+// The gradients of loss(), which reads the parameters where they stand. `make gradcheck` sets GRADCHECK: what was found
+// is then printed when the program ends.
 struct GradientOf {
   const char* what;
   std::vector<double>& parameter;
   const std::vector<double>& gradient;
 };
 inline void check_gradients(const std::function<double()>& loss, const std::vector<GradientOf>& gradients) {
+  constexpr double bound = 1e-7;
+  static struct Printed : GradientReport {
+    ~Printed() {
+      if (getenv("GRADCHECK")) fputs(text(bound).c_str(), stdout);
+    }
+  } report;
   for (const auto& [what, parameter, gradient] : gradients) {
     std::vector<double>& place = parameter;
     const std::vector<double> usual = place;
-    check_gradient(
-        what, [&](const std::vector<double>& v) { return place = v, loss(); }, usual, gradient);
+    const auto loss_at = [&](const std::vector<double>& at) { return place = at, loss(); };
+    const double error = gradient_error(loss_at, usual, gradient);
     place = usual;
+    report.add(Catch::getResultCapture().getCurrentTestName(), what, error);
+    INFO("gradient of " << what);
+    REQUIRE(error <= bound);
   }
 }
 

@@ -21,6 +21,13 @@ std::vector<T> random_values(size_t n, uint64_t seed, T scale = T(1)) {
   return v;
 }
 
+// Random tokens of a vocabulary.
+inline std::vector<int> some_ids(size_t n, size_t vocab, uint64_t seed) {
+  std::vector<int> ids;
+  for (double x : random_values<double>(n, seed)) ids.push_back(int((x + 1) / 2 * double(vocab)));
+  return ids;
+}
+
 // Chunks of 16384 with unlike sums, so that the order of adding those shows.
 inline std::vector<float> uneven_values(size_t n) {
   auto x = random_values<float>(n, n, 2.0f);

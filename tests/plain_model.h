@@ -21,6 +21,10 @@ inline double mean_of(const Vector& values) {
   return sum / double(values.size());
 }
 
+inline void append(Vector& to, const Vector& values) {
+  to.insert(to.end(), values.begin(), values.end());
+}
+
 struct PlainModel {
   explicit PlainModel(const ModelConfig& config) : c(config), layers(config.layers), states(config.layers + 1) {}
 
@@ -43,7 +47,7 @@ struct PlainModel {
   // What of every layer stands there, one after the other.
   Vector all(Vector Layer::*of) const {
     Vector all;
-    for (const Layer& l : layers) all.insert(all.end(), (l.*of).begin(), (l.*of).end());
+    for (const Layer& l : layers) append(all, l.*of);
     return all;
   }
 
@@ -101,7 +105,6 @@ struct PlainModel {
 
  private:
   static double sigmoid(double x) { return 1 / (1 + std::exp(-x)); }
-  static void append(Vector& to, const Vector& values) { to.insert(to.end(), values.begin(), values.end()); }
 
   Vector product(const std::string& name, const Vector& x) const {
     const Vector& m = w.at(name);

@@ -7,7 +7,7 @@
 
 namespace gated {
 
-template <class Token>
+template <class Token = uint16_t>
 std::string shard_of(const std::vector<Token>& tokens, int32_t magic = sizeof(Token) == 2 ? 20240520 : 20240801,
                      int32_t version = sizeof(Token) == 2 ? 1 : 7, int32_t vocab = 0) {
   const int32_t header[] = {magic, version, int32_t(tokens.size()), vocab};

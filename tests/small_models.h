@@ -27,13 +27,6 @@ inline const std::vector<std::string>& small_models() {
   return lines;
 }
 
-// Random tokens.
-inline std::vector<int> some_ids(size_t n, size_t vocab, uint64_t seed) {
-  std::vector<int> ids;
-  for (double x : random_values<double>(n, seed)) ids.push_back(int((x + 1) / 2 * double(vocab)));
-  return ids;
-}
-
 // B sequences of random tokens, and random targets.
 struct RandomBatch {
   size_t B, T;

@@ -51,10 +51,6 @@ struct Both {
   }
 };
 
-void append(Vector& to, const Vector& values) {
-  to.insert(to.end(), values.begin(), values.end());
-}
-
 // Mean |x| over rows of C, by column.
 Vector mean_size(const Vector& x, size_t C) {
   Vector mean(C);
@@ -245,41 +241,6 @@ static Arrays arrays_of(const ModelConfig& config, Context& ctx) {
   return meter.result();
 }
 
-TEST_CASE("arrays: every small model has those of its parts, with a number in every place", "[arrays]") {
-  Context ctx(Device::cpu);
-  for (const std::string& flags : small_models()) {
-    INFO(flags);
-    const ModelConfig c = small_model(flags);
-    const Arrays arrays = arrays_of(c, ctx);
-    const auto has = [&](const char* word) { return contains(flags, word); };
-    const auto rows = [&](const char* name) {
-      const Arrays::Array* found = arrays.find(name);
-      return found ? found->shape[0] : 0;
-    };
-    const size_t A = size_t(c.attends(c.layers - 1)) * (c.mixer == MixerKind::hybrid ? 1 : c.layers);
-    const size_t norms = has("--norm=none")                 ? 0
-                         : has("--norm-placement=post")     ? 2 * c.layers
-                         : has("--norm-placement=sandwich") ? 4 * c.layers + 1
-                                                            : 2 * c.layers + 1;
-    for (const char* name : {"attention_map", "first_token_attention", "value_norm", "attention_output_mean"})
-      REQUIRE(rows(name) == A);
-    REQUIRE(Json::parse(arrays.metadata.at("attention_layers")).size() == A);
-    REQUIRE(rows("sink_attention") == (has("--attn-sink=") ? A : 0));
-    REQUIRE(rows("gate_histogram") == (has("--attn=g") ? A : 0));
-    REQUIRE(rows("norm_weight") == norms);
-    REQUIRE(rows("pre_weight") == (has("--norm=preaffine") ? norms : 0));
-    REQUIRE(rows("norm_gate_mean") == (has("--norm=gated") ? norms : 0));
-    REQUIRE(rows("loss_by_position") == c.context);
-    REQUIRE(rows("final_output") == c.hidden);
-    for (const Arrays::Array& a : arrays.list) {
-      INFO(a.name);
-      REQUIRE(a.values.size() == count(a.shape));
-      const bool of_gate = a.name.starts_with("attention_output");
-      for (float x : a.values) REQUIRE((std::isfinite(x) || (of_gate && (!has("--attn=g1") || has("--gate-op=add")))));
-    }
-  }
-}
-
 TEST_CASE("arrays: after a forward alone there is no loss by position", "[arrays]") {
   const ModelConfig config = small_model();
   Context ctx(Device::cpu);
@@ -295,7 +256,8 @@ TEST_CASE("arrays: after a forward alone there is no loss by position", "[arrays
   REQUIRE(meter.result().find("final_output"));
 }
 
-TEST_CASE("arrays: they and measures have the same bits on every device", "[bitwise]") {
+TEST_CASE("arrays: every small model has those of its parts, and they and measures have the same bits on every device",
+          "[bitwise]") {
   for (const std::string& flags : small_models()) {
     INFO(flags);
     const ModelConfig config = small_model(flags);
@@ -319,6 +281,34 @@ TEST_CASE("arrays: they and measures have the same bits on every device", "[bitw
                             arrays.list[i].values.size() * sizeof(float)) == 0);  // there are NaN
       }
     });
+    const Arrays& arrays = *expected;
+    const auto has = [&](const char* word) { return contains(flags, word); };
+    const auto rows = [&](const char* name) {
+      const Arrays::Array* found = arrays.find(name);
+      return found ? found->shape[0] : 0;
+    };
+    const size_t A =
+        size_t(config.attends(config.layers - 1)) * (config.mixer == MixerKind::hybrid ? 1 : config.layers);
+    const size_t norms = has("--norm=none")                 ? 0
+                         : has("--norm-placement=post")     ? 2 * config.layers
+                         : has("--norm-placement=sandwich") ? 4 * config.layers + 1
+                                                            : 2 * config.layers + 1;
+    for (const char* name : {"attention_map", "first_token_attention", "value_norm", "attention_output_mean"})
+      REQUIRE(rows(name) == A);
+    REQUIRE(Json::parse(arrays.metadata.at("attention_layers")).size() == A);
+    REQUIRE(rows("sink_attention") == (has("--attn-sink=") ? A : 0));
+    REQUIRE(rows("gate_histogram") == (has("--attn=g") ? A : 0));
+    REQUIRE(rows("norm_weight") == norms);
+    REQUIRE(rows("pre_weight") == (has("--norm=preaffine") ? norms : 0));
+    REQUIRE(rows("norm_gate_mean") == (has("--norm=gated") ? norms : 0));
+    REQUIRE(rows("loss_by_position") == config.context);
+    REQUIRE(rows("final_output") == config.hidden);
+    for (const Arrays::Array& a : arrays.list) {
+      INFO(a.name);
+      REQUIRE(a.values.size() == count(a.shape));
+      const bool of_gate = a.name.starts_with("attention_output");
+      for (float x : a.values) REQUIRE((std::isfinite(x) || (of_gate && (!has("--attn=g1") || has("--gate-op=add")))));
+    }
   }
 }
 

@@ -24,14 +24,11 @@ struct Attended : AttentionTrial<bf16> {
     });
   }
   void on_every_device() {
-    gated::on_every_device([&](Context& ctx) {
-      if (!multiplies_as(ctx, arithmetic)) return;
-      on(ctx, [&](Context& ctx) {
-        call([&](const auto&... x) { attention_bf16_forward(x..., ctx); },
-             [&](const auto&... x) { attention_bf16_backward(x..., ctx); });
-        REQUIRE(ctx.most_scratch_used() == std::max(attention_bf16_forward_scratch(s, ctx.device),
-                                                    attention_bf16_backward_scratch(s, ctx.device)));
-      });
+    Trial::on_every_device(arithmetic, [&](Context& ctx) {
+      call([&](const auto&... x) { attention_bf16_forward(x..., ctx); },
+           [&](const auto&... x) { attention_bf16_backward(x..., ctx); });
+      REQUIRE(ctx.most_scratch_used() ==
+              std::max(attention_bf16_forward_scratch(s, ctx.device), attention_bf16_backward_scratch(s, ctx.device)));
     });
   }
   const MmaArithmetic arithmetic;

@@ -187,28 +187,3 @@ TEST_CASE("bf16: a model takes less memory for activations, and the plan of its 
       REQUIRE(narrow.trainer.model.activation_bytes() < 0.7 * double(wide.activation_bytes()));
     }
 }
-
-TEST_CASE("bf16: a token that is read with a cache has the logits of the whole forward", "[bf16][bitwise]") {
-  // Linear attention goes in chunks of 64: a sequence begins in front of the edge, on it or after it.
-  const std::pair<std::string, std::vector<size_t>> cases[] = {{"", {60}},
-                                                               {bf16_lines()[1], {60}},
-                                                               {bf16_lines()[6], {60}},
-                                                               {bf16_lines()[10], {60}},
-                                                               {bf16_lines()[12], {60, 1, 64, 66}},
-                                                               {bf16_lines().back(), {60}}};
-  for (const auto& [line, begins] : cases)
-    for (Device device : {Device::cpu, kernel_device})
-      for (size_t first : begins) {
-        if (device == kernel_device && first != begins.front()) continue;
-        INFO(line << ", " << name_of(device) << ", read from " << first << " on");
-        Context ctx(device);
-        const ModelConfig config = bf16_model(line + " --context=70");
-        Model model(config, 2, 70, 3, ctx);
-        const std::vector<int> ids = RandomBatch(config, 1).ids;
-        const std::vector<float> whole = model.next_token_logits(ids);
-        model.begin_sequences(1, 70);
-        std::vector<float> logits = model.read({ids.begin(), ids.begin() + ptrdiff_t(first)});
-        for (size_t i = first; i < 70; i++) logits = model.read({ids[i]});
-        REQUIRE_BITWISE(whole, logits);
-      }
-}

@@ -23,6 +23,7 @@ std::vector<int> cut(const std::vector<int>& ids, size_t B, size_t begin, size_t
 void begin(Model& model) {
   model.weights.initialise(model.config.init, model.config.layers, 3);
   leave_symmetry(model);
+  model.weights_changed();
 }
 
 // Sequences, and the logits (B,V) of a forward over all of their tokens up to each.
@@ -89,6 +90,21 @@ TEST_CASE("cached_model: chunks of the gated delta rule are cut anywhere", "[cac
   require_same_logits(config, s, 63, 65, kernels);
 }
 
+TEST_CASE("cached_model: so has one of bf16, read in front of the edge of a tile or chunk, on it and after it",
+          "[cached_model][bitwise]") {
+  Context cpu(Device::cpu), kernels(kernel_device);
+  const std::vector<std::string> lines = fixture_lines("bf16_models.txt", {""});
+  for (const size_t i : {0, 1, 6, 10, 12, 13}) {
+    INFO(lines[i]);
+    const ModelConfig config = small_model("--precision=bf16 --head-dim=16 --context=70 " + lines[i]);
+    const bool linear = i == 12;
+    const Sequences s(config, 1, 70, linear ? 1 : 60);
+    for (const size_t first : linear ? std::vector<size_t>{1, 60, 64, 66} : std::vector<size_t>{60})
+      require_same_logits(config, s, first, 70, cpu);
+    require_same_logits(config, s, 60, 70, kernels);
+  }
+}
+
 TEST_CASE("cached_model: new sequences see nothing of those before", "[cached_model]") {
   Context ctx(Device::cpu);
   for (const char* line : {"--window=3", "--mixer=gated-delta", "--mixer=gated-delta --delta=chunk"}) {
@@ -123,8 +139,8 @@ TEST_CASE("cached_model: after the context, windows and states go on", "[cached_
 
 TEST_CASE("cached_model: a model in training generates in its own memory", "[cached_model]") {
   Context ctx(Device::cpu);
-  for (const char* line :
-       {"", "--mixer=hybrid --attention-every=2 --delta=chunk", "--hidden=1 --vocab=2 --kv-heads=4"}) {
+  for (const char* line : {"", "--mixer=hybrid --attention-every=2 --delta=chunk", "--hidden=1 --vocab=2 --kv-heads=4",
+                           "--precision=bf16 --head-dim=16"}) {
     INFO(line);
     const ModelConfig config = small_model(line);
     const Sequences sequences(config, 1, 9, 4);

@@ -186,9 +186,7 @@ TEST_CASE("cli: bf16 and the tensor core that it names arrive in training and in
   // Two halves of a run, each in its own precision.
   f.trained(small("--out=run --save-every=6"));
   fs::remove(f / "run/step_00000012.safetensors");
-  const std::string rest = small("--out=run --resume --precision=bf16 ");
-  f.refused(rest, "add --change-precision");
-  const Said both = ended(f.train(rest + "--change-precision"));
+  const Said both = ended(f.train(small("--out=run --resume --precision=bf16 --change-precision")));
   REQUIRE(contains(both.text, "resume: step 6"));
   REQUIRE(std::set<std::string>{fp32, hopper, fingerprint_of(both), "none"}.size() == 4);
 
@@ -333,12 +331,8 @@ class Terminal {
         at_ = 0;
       } else if (bytes[i] == '\r') {
         at_ -= at_ == line.size() && at_ > 0 && at_ % width == 0 ? width : at_ % width;  // to the row's first column
-      } else if (bytes.compare(i, 3, "\033[J") == 0 || bytes.compare(i, 3, "\033[K") == 0) {
-        const size_t row_end = (at_ / width + 1) * width;
-        if (bytes[i + 2] == 'J' || row_end >= line.size())
-          line.resize(at_);
-        else
-          line.replace(at_, row_end - at_, row_end - at_, ' ');
+      } else if (bytes.compare(i, 3, "\033[J") == 0) {
+        line.resize(at_);
         i += 2;
       } else {
         line.resize(std::max(line.size(), at_ + 1));
@@ -617,17 +611,12 @@ TEST_CASE("cli: --evaluate shows what the run showed of its last step, and write
   f.refused(flags + "--evaluate --val-fraction=0", "--val-fraction");
 }
 
-TEST_CASE(
-    "cli: measures in the log name each layer's gradient, and the step of the first outlier, which a resumed run knows",
-    "[cli]") {
+TEST_CASE("cli: measures in the log name the step of the first outlier, which a resumed run knows", "[cli]") {
   const Cli f;
   const auto measured = [&](const std::string& more) {
     f.trained(small("--measure-every=4 --save-every=6 --keep=0 --layers=2 --out=run " + more));
     std::vector<nlohmann::json> outliers;
-    for (const auto& entry : f.logged("run", "gradient_norm_by_layer")) {
-      REQUIRE(entry["gradient_norm_by_layer"].get<std::vector<double>>().size() == 2);
-      outliers.push_back(entry["first_outlier_step"]);
-    }
+    for (const auto& entry : f.logged("run", "gradient_norm_by_layer")) outliers.push_back(entry["first_outlier_step"]);
     return outliers;
   };
   REQUIRE(measured("") == std::vector<nlohmann::json>{nullptr, nullptr, nullptr});
@@ -656,8 +645,6 @@ TEST_CASE("cli: a run is evaluated in sequences longer than its own, as YaRN rea
   REQUIRE(contains(f.read("run/measures.96.safetensors"), "\"context\":\"96\""));
   REQUIRE(!contains(f.read("run/measures.96.safetensors"), "\"yarn\""));
   REQUIRE(contains(f.read("run/measures.96.yarn3.safetensors"), "\"yarn\":\"3\""));
-  f.refused(small("--out=run --evaluate --context=96 --hidden=16"), "--hidden=32");
-  f.refused(small("--out=run --resume --context=96"), "--context=32");
 
   const std::string learned = small("--position=learned --out=learned ");
   f.trained(learned);

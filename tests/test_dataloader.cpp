@@ -19,13 +19,6 @@ using namespace gated;
 
 namespace {
 
-std::string shard_bytes(const std::vector<uint16_t>& tokens) {
-  return shard_of(tokens);
-}
-std::string wide_shard_bytes(const std::vector<uint32_t>& tokens, int32_t vocab = 0) {
-  return shard_of(tokens, 20240801, 7, vocab);
-}
-
 // Refuses what is no whole shard.
 void parse_shard(const std::string& bytes) {
   const Folder folder;
@@ -79,9 +72,9 @@ std::vector<int32_t> starts(const TokenLoader& loader, TokenLoader::Shape s, siz
 
 TEST_CASE("shards: tokens come through, across files", "[dataloader]") {
   const Folder folder;
-  folder.write("x_train_1.bin", shard_bytes({5, 6, 7}));
-  folder.write("x_train_0.bin", shard_bytes({1, 2, 3, 50256}));
-  folder.write("x_val_0.bin", shard_bytes({9}));
+  folder.write("x_train_1.bin", shard_of({5, 6, 7}));
+  folder.write("x_train_0.bin", shard_of({1, 2, 3, 50256}));
+  folder.write("x_val_0.bin", shard_of({9}));
   const Data data = open_data({.data = folder / "x_train_*.bin", .val_data = folder / "x_val_*.bin"});
   const Corpus& corpus = dynamic_cast<const Corpus&>(*data.train);
   CHECK(corpus.vocab() == 50257);
@@ -101,7 +94,7 @@ TEST_CASE("shards: tokens come through, across files", "[dataloader]") {
 
 TEST_CASE("shards: one that is cut short while it is open is refused by name, as far as it is gone", "[dataloader]") {
   const Folder folder;
-  const std::string path = folder.write("x.bin", shard_bytes(std::vector<uint16_t>(10000, 7)));
+  const std::string path = folder.write("x.bin", shard_of(std::vector<uint16_t>(10000, 7)));
   const ShardCorpus corpus({path}, 0);
   fs::resize_file(path, 1024 + 2 * 5000);
   std::vector<int32_t> tokens(100);
@@ -113,7 +106,7 @@ TEST_CASE("shards: one that is cut short while it is open is refused by name, as
 TEST_CASE("shards: the last few stay open, and one that is opened again has to be what it was", "[dataloader]") {
   const Folder folder;
   std::vector<std::string> paths;
-  for (size_t i = 0; i < 20; i++) paths.push_back(folder.write(format("%02zu.bin", i), shard_bytes({1, 2})));
+  for (size_t i = 0; i < 20; i++) paths.push_back(folder.write(format("%02zu.bin", i), shard_of({1, 2})));
   const auto descriptors = [] {
     return std::distance(fs::directory_iterator("/proc/self/fd"), fs::directory_iterator());
   };
@@ -130,7 +123,7 @@ TEST_CASE("shards: the last few stay open, and one that is opened again has to b
   corpus.copy(39, 1, &token);
   fs::resize_file(paths[0], 1026);
   CHECK_REFUSED(corpus.copy(0, 1, &token), "00.bin", "ends at byte 1026", "to byte 1028", "cut short");
-  fs::rename(folder.write("other", shard_bytes({3, 4})), paths[1]);
+  fs::rename(folder.write("other", shard_of({3, 4})), paths[1]);
   for (int again = 0; again < 2; again++)
     CHECK_REFUSED(corpus.copy(2, 1, &token), "01.bin", "was changed or replaced after it was opened");
   fs::remove(paths[2]);
@@ -140,8 +133,8 @@ TEST_CASE("shards: the last few stay open, and one that is opened again has to b
 
 TEST_CASE("shards: tokens of 32 bits, and a vocabulary that the header tells", "[dataloader]") {
   const Folder folder;
-  const std::string a = folder.write("a.bin", wide_shard_bytes({1, 65536, 128255})),
-                    b = folder.write("b.bin", wide_shard_bytes({7}));
+  const std::string a = folder.write("a.bin", shard_of<uint32_t>({1, 65536, 128255})),
+                    b = folder.write("b.bin", shard_of<uint32_t>({7}));
   const ShardCorpus corpus({a, b}, 0);
   CHECK(corpus.vocab() == 128256);
   std::vector<int32_t> all(4);
@@ -149,23 +142,23 @@ TEST_CASE("shards: tokens of 32 bits, and a vocabulary that the header tells", "
   CHECK(all == std::vector<int32_t>{1, 65536, 128255, 7});
   CHECK(ShardCorpus({a}, 200000).vocab() == 200000);
   CHECK_REFUSED(ShardCorpus({a}, 65536).copy(0, 3, all.data()), "a.bin", "token 1 is 65536", "65536");
-  const std::string huge = folder.write("h.bin", wide_shard_bytes({0x80000000}));
+  const std::string huge = folder.write("h.bin", shard_of<uint32_t>({0x80000000}));
   CHECK_REFUSED(ShardCorpus({huge}, size_t{1} << 31).copy(0, 1, all.data()), "2147483648");
 
-  CHECK(ShardCorpus({folder.write("c.bin", wide_shard_bytes({5}, 151936))}, 0).vocab() == 151936);
+  CHECK(ShardCorpus({folder.write("c.bin", shard_of<uint32_t>({5}, 20240801, 7, 151936))}, 0).vocab() == 151936);
   CHECK(ShardCorpus({folder.write("d.bin", shard_of<uint16_t>({5}, 20240520, 1, 300))}, 0).vocab() == 300);
   CHECK_REFUSED(ShardCorpus({a, folder / "d.bin"}, 0), "d.bin", "300", "a.bin", "128256");
 
-  const std::string good = wide_shard_bytes({1, 2, 3});
+  const std::string good = shard_of<uint32_t>({1, 2, 3});
   CHECK(refusal([&] { parse_shard(good); }) == "");
   CHECK_REFUSED(parse_shard(good.substr(0, 1030)), "x.bin", "1030 bytes", "1036", "3 tokens", "truncated");
   CHECK_REFUSED(parse_shard(good + "x"), "x.bin", "1037 bytes", "1036", "trailing");
   CHECK_REFUSED(parse_shard(shard_of<uint32_t>({1}, 20240801, 1)), "x.bin", "version 1", "expected 7");
-  CHECK_REFUSED(parse_shard(wide_shard_bytes({1}, -5)), "x.bin", "vocabulary of -5");
+  CHECK_REFUSED(parse_shard(shard_of<uint32_t>({1}, 20240801, 7, -5)), "x.bin", "vocabulary of -5");
 }
 
 TEST_CASE("shards: what is not a whole GPT-2 shard is refused by name and number", "[dataloader]") {
-  const std::string good = shard_bytes({1, 2, 3});
+  const std::string good = shard_of({1, 2, 3});
   CHECK(refusal([&] { parse_shard(good); }) == "");
   CHECK_REFUSED(parse_shard(""), "x.bin", "0 bytes", "1024");
   CHECK_REFUSED(parse_shard(good.substr(0, 1023)), "x.bin", "1023 bytes", "1024", "truncated");
@@ -174,7 +167,7 @@ TEST_CASE("shards: what is not a whole GPT-2 shard is refused by name and number
   CHECK_REFUSED(parse_shard(good + "x"), "x.bin", "1031 bytes", "1030", "trailing");
   CHECK_REFUSED(parse_shard(shard_of<uint16_t>({1}, 20240802)), "x.bin", "magic", "20240802", "20240520", "20240801");
   CHECK_REFUSED(parse_shard(shard_of<uint16_t>({1}, 20240520, 7)), "x.bin", "version 7", "expected 1");
-  CHECK_REFUSED(parse_shard(shard_bytes({})), "x.bin", "0 tokens");
+  CHECK_REFUSED(parse_shard(shard_of({})), "x.bin", "0 tokens");
   std::string negative = good;
   negative[11] = '\xff';
   CHECK_REFUSED(parse_shard(negative), "x.bin", "-16777213 tokens");
@@ -203,7 +196,7 @@ TEST_CASE("data: its hash is of the content: a copy has the same, other content 
   // Shards: size, order and a sample of blocks. The first, the last and one between are in it; a small shard is as a
   // whole.
   const auto shards = [&](const std::vector<uint16_t>& first, const std::vector<uint16_t>& second) {
-    return hash(folder.write("x_0.bin", shard_bytes(first)) + "," + folder.write("x_1.bin", shard_bytes(second)));
+    return hash(folder.write("x_0.bin", shard_of(first)) + "," + folder.write("x_1.bin", shard_of(second)));
   };
   const std::vector<uint16_t> small = {1, 2, 3, 4}, large(3u << 20, 7);
   const std::string expected = shards(small, large);
@@ -221,8 +214,8 @@ TEST_CASE("data: its hash is of the content: a copy has the same, other content 
 
 TEST_CASE("shards: a token outside the vocabulary is refused with file, index and value", "[dataloader]") {
   const Folder folder;
-  const std::string a = folder.write("a.bin", shard_bytes({0, 50256}));
-  const std::string b = folder.write("b.bin", shard_bytes({4, 50257, 5}));
+  const std::string a = folder.write("a.bin", shard_of({0, 50256}));
+  const std::string b = folder.write("b.bin", shard_of({4, 50257, 5}));
   const ShardCorpus corpus({a, b}, 0);
   std::vector<int32_t> out(5);
   corpus.copy(0, 3, out.data());
@@ -288,7 +281,7 @@ TEST_CASE("text: list files, patterns and their refusals", "[dataloader]") {
   CHECK_REFUSED(text_of(a + ","), "empty path");
   CHECK_REFUSED(text_of(folder.write("empty", "")), "empty: empty");
   CHECK_REFUSED(text_of(folder.write("nul2", std::string("ab\0", 3))), "nul2", "byte 2 is NUL", ".bin");
-  CHECK_REFUSED(text_of(a + "," + folder.write("s.bin", shard_bytes({1}))), "1 token shards", "2 paths");
+  CHECK_REFUSED(text_of(a + "," + folder.write("s.bin", shard_of({1}))), "1 token shards", "2 paths");
   REQUIRE(mkfifo((folder / "pipe").c_str(), 0600) == 0);
   CHECK_REFUSED(text_of(folder / "pipe"), "pipe", "not a regular file");  // and no waiting for a writer
   CHECK_REFUSED(open_data({.data = a, .vocab = 255}), "--vocab=255", "256");
@@ -354,7 +347,7 @@ TEST_CASE("validation: the last fraction of the stream, or data of its own", "[d
   CHECK(open_data({.data = "bigram-backcopy", .val_fraction = 0}).val == nullptr);
   for (const double fraction : {-0.1, 1.0, double(NAN)})
     CHECK_REFUSED(open_data({.data = a, .val_fraction = fraction}), "--val-fraction");
-  CHECK_REFUSED(open_data({.data = a, .val_data = folder.write("v.bin", shard_bytes({1}))}), "v.bin", "50257", "256");
+  CHECK_REFUSED(open_data({.data = a, .val_data = folder.write("v.bin", shard_of({1}))}), "v.bin", "50257", "256");
 }
 
 // ---- order

@@ -9,12 +9,6 @@
 
 using namespace gated;
 
-static std::vector<int> random_ids(size_t N, size_t V, uint64_t seed) {
-  std::vector<int> ids;
-  for (double u : random_values<double>(N, seed)) ids.push_back(int((u + 1) / 2 * double(V)));
-  return ids;
-}
-
 TEST_CASE("embedding: tokens grouped by id, in ascending order", "[bitwise]") {
   using Ints = std::vector<int>;
   on_every_device([](Context& ctx) {
@@ -73,7 +67,7 @@ TEST_CASE("embedding: the bytes of groups are those of their lists") {
 
 TEST_CASE("embedding: gradients against finite differences", "[gradcheck]") {
   const size_t B = 4, T = 3, N = B * T, C = 5, V = 6;
-  const auto ids = random_ids(N, V, 1);
+  const auto ids = some_ids(N, V, 1);
   auto weight = random_values<double>(V * C, 2), positions = random_values<double>(T * C, 4);
   const auto dh = random_values<double>(N * C, 3);
   std::vector<double> scale = {1.7}, h(N * C), dweight(V * C, 0.0), dscaled(V * C, 0.0), dpositions(T * C, 0.0),
@@ -101,7 +95,7 @@ static void require_embedding_bits(size_t B, size_t T, size_t C, size_t V, bool 
             << with_positions << " scale " << with_scale);
   const size_t N = B * T;
   const bool neither = !with_scale && !with_positions;
-  const auto ids = random_ids(N, V, 1), other_ids = random_ids(N + 3, V, 7);
+  const auto ids = some_ids(N, V, 1), other_ids = some_ids(N + 3, V, 7);
   auto weight0 = random_values<float>(V * C, 2), dh0 = random_values<float>(N * C, 3),
        dweight0 = random_values<float>(V * C, 4);
   weight0[0] = -0.0f;

@@ -102,16 +102,10 @@ const Line lines[] = {
     {"--window=500", plain, sees, norms},
 };
 
-size_t flat(const ModelConfig& model) {  // every tensor begins at a multiple of 32
-  size_t n = 0;
-  const Model made(model);
-  for (const Parameter& p : made.weights.list()) n += (p.size + 31) / 32 * 32;
-  return n;
-}
-
 }  // namespace
 
-TEST_CASE("flops: as worked out by hand for every flag that changes them", "[flops]") {
+// A weight takes 4 bytes, its gradient, its sum over slices and its moments as many.
+TEST_CASE("flops: and bytes of weights, as worked out by hand for every flag that changes them", "[flops]") {
   for (const Line& line : lines) {
     INFO(line.flags);
     const Config c = config_of_flags(line.flags);
@@ -119,6 +113,19 @@ TEST_CASE("flops: as worked out by hand for every flag that changes them", "[flo
     REQUIRE(model.flops_per_token(c.model.context) == 6 * line.products + 12 * line.attention);
     REQUIRE(model.weights.product_flops() == 6 * line.products);
     REQUIRE(double(model.weights.total()) == line.products + line.elsewhere + double(line.others));
+
+    size_t bytes = 0;  // every tensor begins at a multiple of 32
+    for (const Parameter& p : model.weights.list()) bytes += 4 * ((p.size + 31) / 32 * 32);
+    const auto memory = [&](size_t micro_batches) {
+      return training_memory(c.model, 2, c.model.context, micro_batches, Device::cpu);
+    };
+    const TrainingMemory one = memory(1), three = memory(3);
+    REQUIRE(one.weights == bytes);
+    REQUIRE(one.gradients == bytes);
+    REQUIRE(three.gradients == 2 * bytes);
+    REQUIRE(one.optimizer == 2 * bytes);
+    REQUIRE(three.total() == one.total() + bytes);
+    REQUIRE(memory(9).total() == three.total() + bytes);  // a group of slices
   }
 }
 
@@ -150,24 +157,6 @@ TEST_CASE("flops: attention's are those of the pairs that a query and its keys m
       const double keys = (model.flops_per_token(T) - model.weights.product_flops()) / (12.0 * 128);
       REQUIRE(std::fabs(keys - double(pairs) / double(T)) <= 0.5);
     }
-}
-
-TEST_CASE("flops: a weight takes 4 bytes, its gradient, its sum over slices and its moments as many",
-          "[flops]") {
-  for (const Line& line : lines) {
-    INFO(line.flags);
-    const Config c = config_of_flags(line.flags);
-    const size_t bytes = 4 * flat(c.model);
-    const TrainingMemory one = training_memory(c.model, 2, c.model.context, 1, Device::cpu),
-                         three = training_memory(c.model, 2, c.model.context, 3, Device::cpu),
-                         nine = training_memory(c.model, 2, c.model.context, 9, Device::cpu);
-    REQUIRE(one.weights == bytes);
-    REQUIRE(one.gradients == bytes);
-    REQUIRE(three.gradients == 2 * bytes);
-    REQUIRE(one.optimizer == 2 * bytes);
-    REQUIRE(three.total() == one.total() + bytes);
-    REQUIRE(nine.total() == three.total() + bytes);  // a group of slices
-  }
 }
 
 TEST_CASE("flops: tables are a batch's tokens and targets, their groups, angles, and what the optimizer reads",

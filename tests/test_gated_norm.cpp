@@ -128,7 +128,7 @@ TEST_CASE("gated_norm: gradients against finite differences", "[gradcheck]") {
       }
 }
 
-TEST_CASE("gated_norm: kernels and the CPU equal the reference bit for bit, and so do the five operations",
+TEST_CASE("gated_norm: kernels and the CPU equal the reference bit for bit, in bf16 too; so do the five operations",
           "[bitwise]") {
   const GateOp other = {Activation::silu, true, 0.7f};
   const Case cases[] = {
@@ -161,17 +161,9 @@ TEST_CASE("gated_norm: kernels and the CPU equal the reference bit for bit, and 
     t.on(cpu, [&](Context& ctx) { composed(t, ctx); });
     on_every_device(
         [&](Context& ctx) { fits(c.s.rank > 440, [&] { t.on(ctx, [&](Context& ctx) { t.fused(ctx); }); }); });
-  }
-}
-
-TEST_CASE("gated_norm: in bf16 too", "[bitwise]") {
-  for (const Case& c : {Case{{130, 131, 16, rms, elementwise, {}, 1, 1e-5f}, true},
-                        {{17, 200, 16, dyt, elementwise, {}}, true, true},
-                        {{63, 200, 20, rms, tensorwise, {}, 0, 1e-6f}},
-                        {{9, 132, 3, dyt, tensorwise, {Activation::silu, true, 0.7f}}}}) {
-    INFO(c.text());
-    GatedNormTrial<bf16> t(c);
-    t.on_every_device([&](Context& ctx) { t.fused(ctx); });
+    if (c.s.C <= 130 || c.s.C >= 1000 || c.s.rank > 100) continue;
+    GatedNormTrial<bf16> narrow(c);
+    narrow.on_every_device([&](Context& ctx) { narrow.fused(ctx); });
   }
 }
 

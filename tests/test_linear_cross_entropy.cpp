@@ -13,19 +13,12 @@ using namespace gated;
 
 namespace {
 
-std::vector<int> random_targets(size_t N, size_t V, uint64_t seed) {
-  std::vector<int> t(N);
-  const auto r = random_values<double>(N, seed);
-  for (size_t n = 0; n < N; n++) t[n] = std::min(int((r[n] + 1) / 2 * V), int(V) - 1);
-  return t;
-}
-
 struct Problem {
   size_t N, C, V;
   float scale = 1;
   std::vector<float> h = random_values<float>(N * C, 1, scale), weight = random_values<float>(V * C, 2),
                      dweight = random_values<float>(V * C, 3, 0.01f);
-  std::vector<int> targets = random_targets(N, V, 4);
+  std::vector<int> targets = some_ids(N, V, 4);
   float dloss = 1.0f / 37;
 };
 
@@ -121,7 +114,7 @@ TEST_CASE("linear_cross_entropy: gradients against finite differences", "[gradch
   const size_t N = 5, C = 4, V = 7;
   const double dloss = 0.3;
   auto h = random_values<double>(N * C, 1, 2.0), weight = random_values<double>(V * C, 2);
-  auto targets = random_targets(N, V, 3);
+  auto targets = some_ids(N, V, 3);
   targets[2] = ignored_target;
   std::vector<double> losses(N), logits(N * V), dh(N * C), dweight(V * C, 0.0);
   const auto loss = [&] {
@@ -157,7 +150,7 @@ TEST_CASE("cross_entropy: a block takes row after row, kept in shared memory or 
 #else
   constexpr size_t rows = 11, V = 1030;  // a thread has two or three quads
 #endif
-  std::vector<int> targets = random_targets(rows, V, 6);
+  std::vector<int> targets = some_ids(rows, V, 6);
   for (size_t row = 0; row < rows; row += 1 + row % 3) targets[row] = ignored_target;
   RowTrial t(random_values<float>(rows * V, 5, 20.0f), targets, 0.125f);
   t.on_every_device();
