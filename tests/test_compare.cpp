@@ -3,6 +3,7 @@
 
 #include "core/math.cuh"
 #include "tests/harness.h"
+#include "tests/script.h"
 
 using namespace gated;
 
@@ -98,14 +99,11 @@ TEST_CASE("compare: the report of gradients has a line for each, with its larges
 
 TEST_CASE("compare: make gradcheck names the operations where it knows none of the name", "[compare]") {
   for (const char* word : {"", "OP=typo", "OP=floors"}) {
-    FILE* make = popen(format("make gradcheck %s 2>&1", word).c_str(), "r");
-    REQUIRE(make);
-    std::string said(4096, '\0');
-    said.resize(fread(said.data(), 1, said.size(), make));
-    INFO(said);
-    REQUIRE(pclose(make) != 0);
-    REQUIRE(said.find("expected one of: activation attention ") != said.npos);
-    REQUIRE(said.find("No rule") == said.npos);
+    const Said said = Folder().run(std::string("cd {repo}; make gradcheck ") + word);
+    INFO(said.text);
+    REQUIRE(said.exit_code != 0);
+    REQUIRE(contains(said.text, "expected one of: activation attention "));
+    REQUIRE(!contains(said.text, "No rule"));
   }
 }
 

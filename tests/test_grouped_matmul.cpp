@@ -153,21 +153,16 @@ TEST_CASE("grouped_matmul: threads share experts and parts of one in every way",
     const GroupedShape& s = g.s;
     const auto a = random_values<float>(s.M * s.K, 1), b = random_values<float>(s.E * s.N * s.K, 2);
     const auto dy = random_values<float>(s.M * s.N, 3);
-    for (Layout layout : {Layout::nt, Layout::nn}) {
-      std::vector<float> expected(s.M * s.N);
-      grouped_matmul_ref(expected.data(), a.data(), b.data(), g.start.data(), s, layout, Accumulate::no);
-      for (int threads : {1, 2, 3, 8}) {
-        const Threads of_the_cpu(threads);
-        std::vector<float> got(s.M * s.N, NAN);
+    for (int threads : {1, 2, 3, 8}) {
+      const Threads of_the_cpu(threads);
+      for (Layout layout : {Layout::nt, Layout::nn}) {
+        std::vector<float> expected(s.M * s.N), got(s.M * s.N, NAN);
+        grouped_matmul_ref(expected.data(), a.data(), b.data(), g.start.data(), s, layout, Accumulate::no);
         grouped_matmul_cpu(got.data(), a.data(), b.data(), g.start.data(), s, layout, Accumulate::no);
         REQUIRE_BITWISE(expected, got);
       }
-    }
-    auto expected = b;
-    grouped_matmul_tn_ref(expected.data(), dy.data(), a.data(), g.start.data(), s);
-    for (int threads : {1, 2, 3, 8}) {
-      const Threads of_the_cpu(threads);
-      auto got = b;
+      auto expected = b, got = b;
+      grouped_matmul_tn_ref(expected.data(), dy.data(), a.data(), g.start.data(), s);
       grouped_matmul_tn_cpu(got.data(), dy.data(), a.data(), g.start.data(), s);
       REQUIRE_BITWISE(expected, got);
     }
