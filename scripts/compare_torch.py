@@ -32,23 +32,17 @@ THEIRS = {"cpu": {name: ([], variables) for name, variables in WAITING.items()},
 def main():
     parser = parser_with(__doc__, 3, "torch")
     parser.add_argument("--device", choices=SHAPES, default="cpu", help="[cpu]")
-    on_cpu = ", ".join(f"{i}: {m} B {b} T {t}" for i, (m, b, t, _) in enumerate(SHAPES["cpu"]))
-    parser.add_argument("--shapes", type=int, nargs="+", metavar="I", help=f"which of the shapes: {on_cpu} [all]")
     parser.add_argument("--rows", metavar="FILE", help="what make bench has written, to which a row for "
                         "each shape is added")
     options = options_of(parser)
-    device, shapes = options.device, SHAPES[options.device]
-    chosen = range(len(shapes)) if options.shapes is None else options.shapes
-    if not all(0 <= i < len(shapes) for i in chosen):
-        refuse(f"--shapes: expected numbers from 0 to {len(shapes) - 1}")
-
+    device = options.device
     bench = read_bench(options.rows) if options.rows else {"rows": []}
     rows = []
     with tempfile.TemporaryDirectory(prefix="compare_torch_") as folder:
         text = os.path.join(folder, "text.txt")
         with open(text, "w") as file:
             file.write("".join(random.Random(0).choices(string.ascii_letters, k=1 << 20)))
-        for model, batch, context, steps in (shapes[i] for i in chosen):
+        for model, batch, context, steps in SHAPES[device]:
             print(f"\n{model}, B {batch}, T {context}")
             common = [f"--batch={batch}", f"--context={context}", f"--steps={steps}",
                       f"--precision={PRECISION[device]}"]

@@ -88,26 +88,6 @@ def weights_of(m, zero_centred):
 
 # ---- the model of a line of flags
 
-DEFAULTS = {
-    "norm": "rmsnorm", "norm-placement": "pre", "norm-weight": "plain", "norm-eps": 0, "norm-rank": 16,
-    "norm-gate": "elementwise", "norm-gate-act": "sigmoid", "norm-gate-scale": 1,
-    "attn": "full", "gate": "elementwise", "gate-op": "mul", "gate-act": "sigmoid",
-    "head-experts": 0, "head-experts-per-token": 1, "head-experts-of": "v", "attn-score": "softmax",
-    "attn-sink": "none",
-    "sdpa-out": "plain", "window": 0,
-    "window-layers": "all", "full-every": 6, "score-dim": 0, "rope-scaling": "none", "window-rope-theta": 0,
-    "embedding-factor": 1, "qk-norm": True, "attn-bias": "none", "position": "rope", "rope-theta": 10000,
-    "rope-fraction": 1, "ffn": "swiglu", "gelu": "tanh", "ffn-bias": False, "tied": True,
-    "embedding-scale": False, "residual": True, "clip-residual": 0, "clip-output": 0,
-    "mixer": "attention", "attention-every": 4, "linear-key-heads": 2, "linear-value-heads": 4, "linear-key-dim": 32,
-    "linear-value-dim": 32, "conv-width": 4, "delta": "recurrent",
-    "experts": 0, "experts-per-token": 2, "dense-layers": 0, "shared-experts": 0, "shared-expert-gate": True,
-    "router-renormalise": True, "router-bias": False, "balance-loss": 1e-3, "balance-over": "global", "z-loss": 1e-3,
-}
-INITIAL = {"init", "norm-gate-init", "dyt-alpha"}  # where weights start: not here
-SIZES = {"vocab", "context", "layers", "hidden", "heads", "kv-heads", "head-dim", "ffn-hidden", "expert-hidden"}
-
-
 def typed(value):
     """As ./train --export writes the value of a flag."""
     if value in ("on", "off"):
@@ -118,12 +98,30 @@ def typed(value):
         return value
 
 
+def said(line):
+    """The flags of a line, and their values."""
+    words = (word.removeprefix("--").partition("=") for word in line.split())
+    return {name: typed(value or "on") for name, _, value in words}
+
+
+DEFAULTS = said(
+    "--norm=rmsnorm --norm-placement=pre --norm-weight=plain --norm-eps=0 --norm-rank=16 --norm-gate=elementwise "
+    "--norm-gate-act=sigmoid --norm-gate-scale=1 --attn=full --gate=elementwise --gate-op=mul --gate-act=sigmoid "
+    "--head-experts=0 --head-experts-per-token=1 --head-experts-of=v --attn-score=softmax --attn-sink=none "
+    "--sdpa-out=plain --window=0 --window-layers=all --full-every=6 --score-dim=0 --rope-scaling=none "
+    "--window-rope-theta=0 --embedding-factor=1 --qk-norm=on --attn-bias=none --position=rope --rope-theta=10000 "
+    "--rope-fraction=1 --ffn=swiglu --gelu=tanh --ffn-bias=off --tied=on --embedding-scale=off --residual=on "
+    "--clip-residual=0 --clip-output=0 --mixer=attention --attention-every=4 --linear-key-heads=2 "
+    "--linear-value-heads=4 --linear-key-dim=32 --linear-value-dim=32 --conv-width=4 --delta=recurrent --experts=0 "
+    "--experts-per-token=2 --dense-layers=0 --shared-experts=0 --shared-expert-gate=on --router-renormalise=on "
+    "--router-bias=off --balance-loss=0.001 --balance-over=global --z-loss=0.001")
+INITIAL = {"init", "norm-gate-init", "dyt-alpha"}  # where weights start: not here
+SIZES = {"vocab", "context", "layers", "hidden", "heads", "kv-heads", "head-dim", "ffn-hidden", "expert-hidden"}
+
+
 def flags_of(line):
     """Every flag of a line, or its default. One that nothing here computes is refused."""
-    flags = dict(DEFAULTS)
-    for word in line.split():
-        name, _, value = word.removeprefix("--").partition("=")
-        flags[name] = typed(value or "on")
+    flags = DEFAULTS | said(line)
     unknown = set(flags) - set(DEFAULTS) - INITIAL - SIZES
     assert not unknown, f"{line}: nothing here computes {unknown}"
     flags["attention-every"] = min(flags["attention-every"], flags["layers"])
@@ -393,9 +391,11 @@ def small_models():
 
 class Operation:
     """Cases of one operation. Inputs are named in full: C++ makes the same."""
+    all = {}
 
     def __init__(self, name):
-        self.name, self.stored = name, {}
+        self.name = name
+        self.stored = Operation.all[name] = {}
 
     def __call__(self, name, *shape, scale=1):
         return (scale * values(f"{self.name} {name}", *shape)).requires_grad_()
@@ -413,32 +413,26 @@ class Operation:
 
 
 def op_fixtures():
-    operations = []
-
-    def operation(name):
-        operations.append(Operation(name))
-        return operations[-1]
-
     N, C = 3, 13
-    op = operation("rmsnorm")
+    op = Operation("rmsnorm")
     x, pre, w = op("x", N, C), op("pre", C), op("w", C)
     for offset in (0, 1):
         op.add(f"offset {offset}", F.rms_norm(x, (C,), w + offset, 1e-6), x=x, w=w)
         op.add(f"pre, offset {offset}", F.rms_norm(pre * x, (C,), w + offset, 1e-6), x=x, w=w, pre=pre)
 
-    op = operation("layernorm")
+    op = Operation("layernorm")
     x, w, b = op("x", N, C), op("w", C), op("b", C)
     op.add("", F.layer_norm(x, (C,), w, b, 1e-5), x=x, w=w, b=b)
 
-    op = operation("dyt")
+    op = Operation("dyt")
     x, alpha, w, b = op("x", N, C), op("alpha", 1), op("w", C), op("b", C)
     op.add("", torch.tanh(alpha * x) * w + b, x=x, alpha=alpha, w=w, b=b)
 
-    op = operation("polynorm")
+    op = Operation("polynorm")
     x, w, b = op("x", N, C), op("w", 3), op("b", 1)
     op.add("", polynorm(x, w, b), x=x, w=w, b=b)
 
-    op = operation("attention")
+    op = Operation("attention")
     B, T, H, KVH, D = 2, 5, 4, 2, 3
     q, k, v = op("q", B, T, H, D, scale=2), op("k", B, T, KVH, D, scale=2), op("v", B, T, KVH, D)
     sink, key, value = op("sink", H), op("key", H, D), op("value", H, D)
@@ -457,7 +451,7 @@ def op_fixtures():
             if kind != "sigmoid":
                 op.store(f"{kind}, window {window}", lse=attention_scores(q, k, window, **more).logsumexp(-1))
 
-    op = operation("gate")
+    op = Operation("gate")
     N, H, D = 2, 3, 4
     x, theta = op("x", N, H, D), op("theta", H, D, scale=4)
     z, z_head = op("z", N, H, D, scale=4), op("z", N, H, 1, scale=4)
@@ -474,28 +468,28 @@ def op_fixtures():
         op.add(f"{case}, shared", gated(scale * ACTIVATIONS[act](z).mean(1, keepdim=True)), x=x, z=z)
         op.add(f"{case}, static", gated(scale * ACTIVATIONS[act](theta)), x=x, theta=theta)
 
-    op = operation("head_experts")
+    op = Operation("head_experts")
     N, H, E, D = 3, 2, 5, 4
     x, z = op("x", N, H, E, D), op("z", N, H, E, scale=4)
     for k in (1, 3, 5):
         op.add(f"{k} of {E}", head_experts(x, z, k), x=x, z=z)
 
     n = 24
-    op = operation("glu")
+    op = Operation("glu")
     g, u = op("g", n, scale=4), op("u", n)
     for act in ("sigmoid", "silu", "gelu-tanh", "gelu-erf"):
         op.add(act.replace("-", "_"), ACTIVATIONS[act](g) * u, g=g, u=u)
 
-    op = operation("swiglu_clamped")
+    op = Operation("swiglu_clamped")
     g, u = op("g", n, scale=10), op("u", n, scale=10)
     op.add("", swiglu_clamped(g, u), g=g, u=u)
 
-    op = operation("activation")
+    op = Operation("activation")
     x = op("x", n, scale=4)
     for act in ("silu", "gelu-tanh", "gelu-erf", "relu2"):
         op.add(act.replace("-", "_"), ACTIVATIONS[act](x), x=x)
 
-    op = operation("rope")
+    op = Operation("rope")
     B, T, H, D = 2, 5, 2, 6
     x = op("x", B, T, H, D)
     for R in (6, 4):
@@ -504,7 +498,7 @@ def op_fixtures():
         op.add(f"{R} turn", rope(x, turns), x=x)
 
     # transformers computes these in float32.
-    op = operation("yarn")
+    op = Operation("yarn")
     for theta, R, trained, scale in ((1e6, 128, 32768, 4), (1e4, 32, 128, 4), (1e4, 32, 128, 1.5), (500, 12, 64, 8)):
         config = transformers.Qwen3Config(
             head_dim=R, max_position_embeddings=int(scale * trained),
@@ -514,7 +508,7 @@ def op_fixtures():
         op.store(f"{R} turn, trained with {trained}, times {scale:g}",
                  frequencies=frequencies, factor=torch.tensor([factor]))
 
-    op = operation("linear_cross_entropy")
+    op = Operation("linear_cross_entropy")
     N, C, V = 6, 5, 11
     h, w = op("h", N, C, scale=2), op("w", V, C, scale=2)
     targets = tokens("linear_cross_entropy targets", N, V)
@@ -524,7 +518,7 @@ def op_fixtures():
     op.store("", losses=losses, dh=dh, dw=dw)
 
     # In chunks by transformers, which takes queries unscaled.
-    op = operation("gated_delta")
+    op = Operation("gated_delta")
     B, T, Hk, Hv, Dk, Dv = 1, 130, 1, 2, 5, 3
     q, k, v = op("q", B, T, Hk, Dk), op("k", B, T, Hk, Dk, scale=0.75), op("v", B, T, Hv, Dv)
     g, beta, state = op("g", B, T, Hv), op("beta", B, T, Hv), op("state", B, Hv, Dk, Dv)
@@ -538,7 +532,7 @@ def op_fixtures():
     assert worst < 1e-12
     op.store("", o=o, final=end)
 
-    return {op.name: op.stored for op in operations}
+    return Operation.all
 
 
 # ---- the files: one tensor a line

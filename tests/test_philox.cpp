@@ -1,5 +1,5 @@
-// Philox: the published vectors, then what the draws built on it promise: ranges, distributions, independence
-// of (seed, stream, index).
+// Philox: the published vectors, then what the draws built on it promise: which seed, stream and index they take,
+// ranges, distributions.
 #include <array>
 #include <set>
 #include <vector>
@@ -35,24 +35,11 @@ TEST_CASE("philox: seed is the key, index and stream are the counter, low words 
 }
 
 TEST_CASE("philox: four words or two double words a block, in order", "[philox]") {
-  for (uint64_t i = 0; i < 12; ++i) {
+  for (uint64_t i = uint64_t(1) << 60; i < (uint64_t(1) << 60) + 12; ++i) {
     const PhiloxBlock b = random_block(seed, stream, i / 4);
     CHECK(random_u32(seed, stream, i) == b.word[i % 4]);
     if (i % 2 == 0) CHECK(random_u64(seed, stream, i / 2) == (uint64_t(b.word[i % 4 + 1]) << 32 | b.word[i % 4]));
   }
-}
-
-TEST_CASE("philox: another seed, stream or index is another draw", "[philox]") {
-  std::set<uint64_t> seen;
-  size_t draws = 0;
-  for (const uint64_t s : {uint64_t(0), uint64_t(1), uint64_t(1) << 32, uint64_t(1) << 63})
-    for (const Purpose purpose : {Purpose::init, Purpose::dropout, Purpose::shuffle, Purpose::synthetic})
-      for (const uint64_t which : {uint64_t(0), uint64_t(1), uint64_t(1) << 47})
-        for (const uint64_t index : {uint64_t(0), uint64_t(1), uint64_t(1) << 32, uint64_t(1) << 60}) {
-          seen.insert(random_u64(s, stream_of(purpose, which), index));
-          ++draws;
-        }
-  CHECK(seen.size() == draws);
 }
 
 TEST_CASE("philox: uniform values are shares of their interval, up to both ends", "[philox]") {

@@ -140,17 +140,17 @@ TEST_CASE("quantize: roundings are those of ml_dtypes") {
   for (uint32_t bits = 0; bits < 65536; bits++) bfloat16.push_back(bits_float(bits << 16));
   for (const auto& [name, numbers] : {std::pair("bfloat16", bfloat16), {"random", random_numbers(1000000, -12, 22)}}) {
     INFO(name);
-    std::vector<float> in_8, in_4, ref_8, ref_4;
-    for (float x : numbers) {
-      in_8.push_back(e4m3(x));
-      in_4.push_back(e2m1(x));
-      ref_8.push_back(e4m3_ref(x));
-      ref_4.push_back(e2m1_ref(x));
-    }
-    REQUIRE(hash_of(in_8) == fixture().at("roundings").at("e4m3").at(name));
-    REQUIRE(hash_of(in_4) == fixture().at("roundings").at("e2m1").at(name));
-    REQUIRE(hash_of(ref_8) == hash_of(in_8));
-    REQUIRE(hash_of(ref_4) == hash_of(in_4));
+    const auto rounded_by = [&](auto round) {
+      std::vector<float> y;
+      for (float x : numbers) y.push_back(round(x));
+      return hash_of(y);
+    };
+    const auto &of_8 = fixture().at("roundings").at("e4m3").at(name),
+               &of_4 = fixture().at("roundings").at("e2m1").at(name);
+    REQUIRE(rounded_by([](float x) { return e4m3(x); }) == of_8);
+    REQUIRE(rounded_by([](float x) { return e4m3_ref(x); }) == of_8);
+    REQUIRE(rounded_by([](float x) { return e2m1(x); }) == of_4);
+    REQUIRE(rounded_by([](float x) { return e2m1_ref(x); }) == of_4);
   }
 }
 

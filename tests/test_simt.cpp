@@ -9,7 +9,6 @@
 #include <set>
 #include <stdexcept>
 #include <thread>
-#include <unistd.h>
 #include <vector>
 
 #include "core/check.h"
@@ -579,8 +578,6 @@ TEST_CASE("simt: prints its configuration", "[.config]") {
 }
 
 TEST_CASE("simt: order, seed and limit come from the environment, and nonsense is refused") {
-  char program[4096] = {};
-  REQUIRE(readlink("/proc/self/exe", program, sizeof program - 1) > 0);
   const char* under = getenv("GATED_RUN_UNDER");  // the program that runs those of another CPU (scripts/run_tests.sh)
   const struct {
     const char* environment;
@@ -602,10 +599,9 @@ TEST_CASE("simt: order, seed and limit come from the environment, and nonsense i
                {"SIMT_SEED=18446744073709551616", false, "expected an integer from 0 to 2^64-1\n"}};
   for (const auto& [environment, accepted, expected] : cases) {
     INFO(environment);
-    FILE* p = popen(format("%s %s '%s' '[.config]' 2>&1", environment, under ? under : "", program).c_str(), "r");
-    std::string said;
-    for (int c; (c = fgetc(p)) != EOF;) said += char(c);
-    REQUIRE((pclose(p) == 0) == accepted);
-    REQUIRE(says(said, {expected}));
+    const std::string program = fs::read_symlink("/proc/self/exe");
+    const Said said = Folder().run(format("%s %s '%s' '[.config]'", environment, under ? under : "", program.c_str()));
+    REQUIRE((said.exit_code == 0) == accepted);
+    REQUIRE(says(said.text, {expected}));
   }
 }

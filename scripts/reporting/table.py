@@ -43,9 +43,11 @@ def first_dimensions(run):
     return ", ".join(f"{d:.0f}" for d in found[:4]) + (", …" if len(found) > 4 else "")
 
 
-def share_below(run, key, threshold):
-    share = scalar(run, f"{key}_below_{threshold}", "{:.1%}")
-    return "" if share is None else f"below {threshold}:\n{share}"
+def below(key, threshold):
+    def shown(run):
+        share = scalar(run, f"{key}_below_{threshold}", "{:.1%}")
+        return "" if share is None else f"below {threshold}:\n{share}"
+    return shown
 
 
 def routing(run):
@@ -57,36 +59,35 @@ def nothing(run):
     return ""
 
 
+def column(head, key, form, small=nothing):
+    return head, lambda run: scalar(run, key, form), small
+
+
 # Head, the value of a run or None, and what stands small below it.
 COLUMNS = [
     ("parameters", lambda run: run.parameters and f"{run.parameters:,}", nothing),
     ("steps", lambda run: f"{run.steps:,.0f}", nothing),
-    ("validation loss, nats", lambda run: scalar(run, "validation_loss", "{:.4f}"), nothing),
-    ("attention to the first token", lambda run: scalar(run, "first_token_attention", "{:.1%}"), head_of),
-    ("attention to the learned sink", lambda run: scalar(run, "sink_attention", "{:.1%}"), nothing),
-    ("|v| at the first token over others", lambda run: scalar(run, "first_token_value_norm", "{:.2f}"), nothing),
-    ("largest |h|", lambda run: scalar(run, "largest_activation", "{:.4g}"), behind_first),
-    ("over the median", lambda run: scalar(run, "peak_over_median", "{:.1f}"), nothing),
-    ("top dimension over the median", lambda run: scalar(run, "top_dimension_over_median", "{:.1f}"), nothing),
-    ("massive activations", lambda run: scalar(run, "massive_activations", "{:,.0f}"), nothing),
+    column("validation loss, nats", "validation_loss", "{:.4f}"),
+    column("attention to the first token", "first_token_attention", "{:.1%}", head_of),
+    column("attention to the learned sink", "sink_attention", "{:.1%}"),
+    column("|v| at the first token over others", "first_token_value_norm", "{:.2f}"),
+    column("largest |h|", "largest_activation", "{:.4g}", behind_first),
+    column("over the median", "peak_over_median", "{:.1f}"),
+    column("top dimension over the median", "top_dimension_over_median", "{:.1f}"),
+    column("massive activations", "massive_activations", "{:,.0f}"),
     ("residual-sink dimensions", sink_dimensions, first_dimensions),
-    ("first step with an outlier dimension", lambda run: scalar(run, "first_outlier_step", "{:,.0f}"), nothing),
-    ("mean gate score", lambda run: scalar(run, "gate_score_mean", "{:.3f}"),
-     lambda run: share_below(run, "gate_score", "0.1")),
-    ("mean score of norms’ gates", lambda run: scalar(run, "norm_gate_score_mean", "{:.3f}"),
-     lambda run: share_below(run, "norm_gate_score", "0.1")),
-    ("|o| below 0.01", lambda run: scalar(run, "attention_output_below_0.01", "{:.1%}"),
-     lambda run: share_below(run, "attention_output", "0.001")),
-    ("|o| below 0.01, after the gate", lambda run: scalar(run, "attention_output_gated_below_0.01", "{:.1%}"),
-     lambda run: share_below(run, "attention_output_gated", "0.001")),
-    ("λ furthest from 1", lambda run: scalar(run, "norm_weight_furthest", "{:.3f}"),
-     lambda run: place(run, "norm_weight_furthest_at")),
-    ("λ₁ furthest from 1", lambda run: scalar(run, "pre_weight_furthest", "{:.3f}"),
-     lambda run: place(run, "pre_weight_furthest_at")),
-    ("mean decay of linear attention", lambda run: scalar(run, "decay_mean", "{:.3f}"), nothing),
-    ("mean β", lambda run: scalar(run, "beta_mean", "{:.3f}"), nothing),
-    ("length of a state |S|", lambda run: scalar(run, "state_norm", "{:.3f}"), nothing),
-    ("share of the busiest expert", lambda run: scalar(run, "busiest_expert", "{:.1%}"), routing),
+    column("first step with an outlier dimension", "first_outlier_step", "{:,.0f}"),
+    column("mean gate score", "gate_score_mean", "{:.3f}", below("gate_score", "0.1")),
+    column("mean score of norms’ gates", "norm_gate_score_mean", "{:.3f}", below("norm_gate_score", "0.1")),
+    column("|o| below 0.01", "attention_output_below_0.01", "{:.1%}", below("attention_output", "0.001")),
+    column("|o| below 0.01, after the gate", "attention_output_gated_below_0.01", "{:.1%}",
+           below("attention_output_gated", "0.001")),
+    column("λ furthest from 1", "norm_weight_furthest", "{:.3f}", lambda run: place(run, "norm_weight_furthest_at")),
+    column("λ₁ furthest from 1", "pre_weight_furthest", "{:.3f}", lambda run: place(run, "pre_weight_furthest_at")),
+    column("mean decay of linear attention", "decay_mean", "{:.3f}"),
+    column("mean β", "beta_mean", "{:.3f}"),
+    column("length of a state |S|", "state_norm", "{:.3f}"),
+    column("share of the busiest expert", "busiest_expert", "{:.1%}", routing),
 ]
 
 
