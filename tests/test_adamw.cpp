@@ -23,9 +23,7 @@ void update(State& s, const std::vector<float>& g, float norm, const AdamWStep& 
 }
 
 void require_equal(const State& expected, const State& got) {
-  REQUIRE_BITWISE(expected.w, got.w);
-  REQUIRE_BITWISE(expected.m, got.m);
-  REQUIRE_BITWISE(expected.v, got.v);
+  require_same({expected.w, expected.m, expected.v}, {got.w, got.m, got.v});
 }
 
 State start(size_t n) {

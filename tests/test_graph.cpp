@@ -2,14 +2,13 @@
 // runs of every kind of layer, with all that may come between two steps. And what cannot be recorded is refused.
 #include "core/graph.cuh"
 
-#include <filesystem>
-
 #include "core/philox.cuh"
 #include "kernels/bf16/matmul_bf16.h"
 #include "kernels/mean.h"
 #include "kernels/bf16/round.h"
 #include "tests/harness.h"
 #include "tests/refusal.h"
+#include "tests/script.h"
 #include "tests/small_runs.h"
 #include "training/inspect/inspection.h"
 #include "training/inspect/measures.h"
@@ -216,7 +215,9 @@ bool was_repeated(Model& model) {
 // Eight steps, and between them all that a run may do: a validation, one that is measured, logits of another length,
 // generation with a cache, a checkpoint that is written and one that is gone back to. What each of them says, to the
 // bit.
-std::vector<float> eventful_run(const Config& config, bool graphs, size_t& steps_repeated) {
+std::vector<float> eventful_run(Config config, bool graphs, size_t& steps_repeated) {
+  const Folder folder;
+  config.out = folder.path;
   Context ctx(kernel_device);
   if (graphs) ctx.use_graphs();
   Run run(config, ctx);
@@ -255,20 +256,13 @@ std::vector<float> eventful_run(const Config& config, bool graphs, size_t& steps
 }  // namespace
 
 TEST_CASE("graph: steps that are repeated are those that are launched, whatever comes between", "[graph][bitwise]") {
-  const std::string folder = (std::filesystem::temp_directory_path() / ("graph." + std::to_string(getpid()))).string();
   for (const std::string& run : fixture_lines("graph_models.txt")) {
     INFO(run);
     Config config = small_run(small_model("--context=6 " + run.substr(1)), 9, size_t(run[0] - '0'));
-    config.out = folder;
     config.slices = 1;  // so that the launches of two micro-batches differ
     size_t direct = 0, repeated = 0;
-    std::filesystem::create_directories(folder);
     const std::vector<float> expected = eventful_run(config, false, direct);
-    std::filesystem::remove_all(folder);
-    std::filesystem::create_directories(folder);
-    const std::vector<float> said = eventful_run(config, true, repeated);
-    std::filesystem::remove_all(folder);
-    REQUIRE_BITWISE(expected, said);
+    REQUIRE_BITWISE(expected, eventful_run(config, true, repeated));
     REQUIRE(direct == 0);
     REQUIRE(repeated == 4);  // of eight: it begins twice, and the second step of each beginning is recorded
   }
