@@ -11,7 +11,8 @@ namespace gated {
 // name are those of its layers, in their order.
 class Activations {
  public:
-  Activations(const TensorList& list, Context& ctx) : ctx_(ctx), memory_(ctx.device, bytes_of(list, Storage::fp32)) {
+  Activations(const TensorList& list, Context& ctx, Storage storage = Storage::fp32)
+      : ctx_(ctx), memory_(ctx.device, bytes_of(list, storage)) {
     char* next = memory_.data();
     list(TensorVisitor(
         [&](const TensorVisitor::Tensor& tensor, const std::function<void(void*)>& place) {
@@ -19,10 +20,10 @@ class Activations {
           places_.push_back({tensor.name, next, tensor.bytes});
           next += (tensor.bytes + 127) / 128 * 128;
         },
-        Storage::fp32));
+        storage));
   }
   Activations(Model& model, Context& ctx)
-      : Activations([&](const TensorVisitor& visit) { model.activations(visit); }, ctx) {}
+      : Activations([&](const TensorVisitor& visit) { model.activations(visit); }, ctx, model.config.storage) {}
 
   template <class T>
   std::vector<std::vector<T>> get(const std::string& name) const {

@@ -1,6 +1,7 @@
 // bf16: whole runs with --precision=bf16: the same bits on cpu and kernels, near those of fp32; G1 inside attention;
 // masters and their copies; a run that goes on in the other precision.
 #include "kernels/gate.h"
+#include "tests/activations.h"
 #include "tests/harness.h"
 #include "tests/script.h"
 #include "tests/small_runs.h"
@@ -32,31 +33,6 @@ std::vector<float> gradient(const ModelConfig& config, Context& ctx, float& loss
   return model.weights.grads.download();
 }
 
-// Puts what attention computed through the gate that was asked for, and compares what attention left behind its gate.
-class GateCheck final : public Inspector {
- public:
-  GateCheck(const GateConfig& asked, Context& ctx) : asked_(asked), ctx_(ctx) {}
-  size_t seen = 0;
-
-  void gate(const GateView& view) override { gate_ = view; }
-  void attention(const AttentionView& view) override {
-    const size_t N = gate_.rows, C = view.shape.H * view.shape.D;
-    const Buffer<bf16> expected(ctx_.device, N * C);
-    gate_forward(expected.data(), view.o, gate_.z, N, C, asked_.kind == GateKind::headwise ? view.shape.D : 1,
-                 asked_.op, ctx_);
-    ctx_.synchronize();
-    std::vector<bf16> got(N * C);
-    Buffer<bf16>::copy_to_host(ctx_.device, got.data(), view.o_gated.as<bf16>(), got.size());
-    REQUIRE_BITWISE(expected.download(), got);
-    seen++;
-  }
-
- private:
-  GateConfig asked_;
-  Context& ctx_;
-  GateView gate_ = {};
-};
-
 void require_rounded_copies(const Parameters& weights) {
   REQUIRE_BITWISE(stored<bf16>(weights.values.download()), widened(weights.copies.download()));
 }
@@ -84,14 +60,23 @@ TEST_CASE("bf16: attention that applies G1 itself has the bits of the gate behin
                            "--gate=headwise --gate-act=silu", "--gate-act=ns-sigmoid --sdpa-out=groupnorm"})
     for (Device device : {Device::cpu, kernel_device}) {
       INFO(gate << " on " << name_of(device));
-      Context ctx(device);
+      Context ctx(device), cpu(Device::cpu);
       const ModelConfig config = bf16_model(std::string("--attn=g1 ") + gate);
       Model model(config, 2, config.context, 3, ctx);
+      const Activations left(model, ctx);
       model.upload(RandomBatch(config), 0);
       model.forward();
-      GateCheck check(config.attention.gate, ctx);
-      model.inspect(check);
-      REQUIRE(check.seen == config.layers);
+      const size_t N = 2 * config.context, D = config.attention.D, C = config.attention.H * D;
+      const bool headwise = config.attention.gate.kind == GateKind::headwise, normed = contains(gate, "groupnorm");
+      const auto o = left.get<bf16>(normed ? "self_attn: weighted values, normed or activated"
+                                           : "self_attn: weighted values"),
+                 z = left.get<bf16>("self_attn: gate logit"), y = left.get<bf16>("self_attn: gate output");
+      REQUIRE(y.size() == config.layers);
+      for (size_t l = 0; l < y.size(); l++) {
+        std::vector<bf16> expected(N * C);
+        gate_forward(expected.data(), o[l].data(), z[l].data(), N, C, headwise ? D : 1, config.attention.gate.op, cpu);
+        REQUIRE_BITWISE(expected, y[l]);
+      }
     }
 }
 
