@@ -27,16 +27,16 @@ ARRAYS = {
 # These have no value after a gate where there is no gate.
 MAY_HOLD_NAN = ("attention_output_mean", "attention_output_below")
 # The same of the log, where nothing is a single number, L is layers, O is outliers, and * is another number every time.
-LOG = dict.fromkeys("""
-    loss gradient_norm validation_loss bigram_entropy first_token_attention first_token_attention_largest
-    first_token_attention_largest_at.layer first_token_attention_largest_at.head first_token_value_norm sink_attention
-    largest_activation peak_over_median top_dimension_over_median largest_activation_behind_first massive_activations
-    gate_score_mean norm_gate_score_mean norm_weight_furthest norm_weight_furthest_at.layer
-    norm_weight_furthest_at.dimension pre_weight_furthest pre_weight_furthest_at.layer pre_weight_furthest_at.dimension
-    first_outlier_step gate_score_below_0.1 norm_gate_score_below_0.1 attention_output_below_0.01
-    attention_output_below_0.001 attention_output_gated_below_0.01 attention_output_gated_below_0.001 decay_mean
-    beta_mean state_norm busiest_expert routing_entropy idle_experts
-""".split(), "") | {
+LOG = dict.fromkeys((
+    "loss gradient_norm validation_loss bigram_entropy first_token_attention first_token_attention_largest "
+    "first_token_attention_largest_at.layer first_token_attention_largest_at.head first_token_value_norm "
+    "sink_attention largest_activation peak_over_median top_dimension_over_median largest_activation_behind_first "
+    "massive_activations gate_score_mean norm_gate_score_mean norm_weight_furthest norm_weight_furthest_at.layer "
+    "norm_weight_furthest_at.dimension pre_weight_furthest pre_weight_furthest_at.layer "
+    "pre_weight_furthest_at.dimension first_outlier_step gate_score_below_0.1 norm_gate_score_below_0.1 "
+    "attention_output_below_0.01 attention_output_below_0.001 attention_output_gated_below_0.01 "
+    "attention_output_gated_below_0.001 decay_mean beta_mean state_norm busiest_expert routing_entropy idle_experts"
+).split(), "") | {
     "largest_activation_by_state": "S", "residual_sink_dimensions": "*", "outliers_by_state": "SO",
     "outlier_sizes_by_state": "SO", "median_by_state": "S", "gradient_norm_by_layer": "L",
     "final_output_by_dimension": "C", "sharpness_3.attention": "L", "sharpness_3.ffn": "L",
