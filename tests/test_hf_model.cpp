@@ -33,12 +33,6 @@ TensorMap tensors_of(const json& fixture) {
   });
 }
 
-// The losses of routers, which transformers' loss has not.
-std::string without_router_losses(const json& config) {
-  const bool experts = config.value("num_experts", 0) + config.value("num_local_experts", 0) > 0;
-  return experts ? " --balance-loss=0 --z-loss=0" : "";
-}
-
 // The fixture of this name as a folder of transformers.
 void write_model(const Folder& f, const std::string& name, const std::string& folder = "in") {
   write_folder(f, folder, hf_model(name).at("config"), tensors_of(hf_model(name)));
@@ -84,8 +78,11 @@ TEST_CASE("hf_model: loss, logits and every gradient are those of transformers",
   for (const Device device : {Device::cpu, Device::emulated})
     for (const json& fixture : hf_models()) {
       INFO(fixture.at("name"));
-      write_folder(f, "model", fixture.at("config"), tensors_of(fixture));
-      const Config c = config_from(f / "model", without_router_losses(fixture.at("config")));
+      const json& config = fixture.at("config");
+      write_folder(f, "model", config, tensors_of(fixture));
+      // (transformers' loss has not those of routers)
+      const bool experts = config.value("num_experts", 0) + config.value("num_local_experts", 0) > 0;
+      const Config c = config_from(f / "model", experts ? " --balance-loss=0 --z-loss=0" : "");
       const size_t B = 2, T = c.model.context;
       const auto ids = tokens_of("ids", B * T, c.model.vocab), targets = tokens_of("targets", B * T, c.model.vocab);
       Context ctx(device);
@@ -98,7 +95,7 @@ TEST_CASE("hf_model: loss, logits and every gradient are those of transformers",
       const std::vector<float> gradients = model.weights.grads.download();
       std::map<std::string, size_t> offsets;
       for (const Parameter& p : model.weights.list()) offsets[p.name] = p.offset;
-      const auto architecture = read_hf_config("config.json", fixture.at("config")).architecture;
+      const auto architecture = read_hf_config("config.json", config).architecture;
       const std::vector<HfTensor> tensors = hf_tensors(architecture, c.model);
       REQUIRE(tensors.size() == expected.at("gradients").size());
       for (const HfTensor& t : tensors) {
