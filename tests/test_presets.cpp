@@ -24,7 +24,7 @@ namespace {
 struct Published {
   const char* name;
   size_t layers, hidden, heads, kv_heads, head_dim, ffn_hidden, context, vocab;
-  const char* flags;  // of the architecture; what is not named is as in Qwen3's block
+  std::string flags;  // of the architecture; what is not named is as in Qwen3's block
   size_t parameters, active = parameters;
 };
 
@@ -38,23 +38,14 @@ const char* const qwen3 =
     "--rope-fraction=1 --ffn=swiglu --ffn-bias=off --tied=on --embedding-scale=off --init=plain --residual=on "
     "--clip-residual=0 --clip-output=0 --dropout=0";
 
-const char* const linear_2b_only =
-    "--mixer=gated-delta --linear-key-heads=8 --linear-value-heads=16 --linear-key-dim=128 --linear-value-dim=128";
-const char* const linear_2b_hybrid =
-    "--mixer=hybrid --attention-every=4 --linear-key-heads=8 --linear-value-heads=16 --linear-key-dim=128 "
-    "--linear-value-dim=128";
-// What a linear layer has more than one with attention: q, k and v; z and the output; b and a; the convolution; A_log
-// and dt_bias; the norm of a head. Less q and the output, k and v, QK-norm.
-constexpr size_t linear_more =
-    (2048 * 4096 + 2 * 2048 * 2048 + 2048 * 32 + 4 * 4096 + 32 + 128) - (2 * 2048 * 2048 + 2 * 512 * 2048 + 512);
+const std::string linear = " --linear-key-dim=128 --linear-value-dim=128 --linear-key-heads=";
+const std::string linear_8 = linear + "8 --linear-value-heads=16", hybrid = "--mixer=hybrid --attention-every=4";
+const std::string experts = " --tied=off --shared-experts=1 --experts=";
+const std::string p1_15a2b = "--tied=off --experts=128 --experts-per-token=8 --expert-hidden=736";
+const std::string p2_7b = hybrid + linear_8 + experts + "128 --experts-per-token=6 --expert-hidden=384";
+const std::string p2_24b =
+    hybrid + linear + "16 --linear-value-heads=32" + experts + "256 --experts-per-token=8 --expert-hidden=512";
 
-const char* const p1_15a2b = "--tied=off --experts=128 --experts-per-token=8 --expert-hidden=736";
-const char* const p2_7b =
-    "--tied=off --mixer=hybrid --attention-every=4 --linear-key-heads=8 --linear-value-heads=16 --linear-key-dim=128 "
-    "--linear-value-dim=128 --experts=128 --experts-per-token=6 --expert-hidden=384 --shared-experts=1";
-const char* const p2_24b =
-    "--tied=off --mixer=hybrid --attention-every=4 --linear-key-heads=16 --linear-value-heads=32 --linear-key-dim=128 "
-    "--linear-value-dim=128 --experts=256 --experts-per-token=8 --expert-hidden=512 --shared-experts=1";
 // One layer, by hand. Norms of a block: 2*2048. QK-norm: 2 head_dim.
 constexpr size_t attention_of(size_t heads, size_t kv, size_t D) {
   return 2048 * D * (2 * heads + 2 * kv) + 2 * D;
@@ -62,6 +53,8 @@ constexpr size_t attention_of(size_t heads, size_t kv, size_t D) {
 constexpr size_t linear_of(size_t hk, size_t hv) {
   return 2048 * (2 * hk * 128 + 3 * hv * 128 + 2 * hv) + 4 * (2 * hk + hv) * 128 + 2 * hv + 128;
 }
+// What a linear layer has more than one with attention, in the 2B model.
+constexpr size_t linear_more = linear_of(8, 16) - attention_of(8, 2, 256);
 constexpr size_t expert(size_t F) {
   return 3 * 2048 * F;
 }
@@ -91,8 +84,9 @@ const Published published[] = {
     {"p2-2b", 28, 2048, 8, 2, 256, 6144, 4096, 151936, "", 1661861888},
     // Linear layers with the heads of the 7B column, which has the same hidden width: 8 for q and k, 16 for v, 128
     // wide.
-    {"p2-2b-linear", 28, 2048, 8, 2, 256, 6144, 4096, 151936, linear_2b_only, 1661861888 + 28 * linear_more},
-    {"p2-2b-hybrid", 28, 2048, 8, 2, 256, 6144, 4096, 151936, linear_2b_hybrid, 1661861888 + 21 * linear_more},
+    {"p2-2b-linear", 28, 2048, 8, 2, 256, 6144, 4096, 151936, "--mixer=gated-delta" + linear_8,
+     1661861888 + 28 * linear_more},
+    {"p2-2b-hybrid", 28, 2048, 8, 2, 256, 6144, 4096, 151936, hybrid + linear_8, 1661861888 + 21 * linear_more},
     {"p1-15a2b", 24, 2048, 32, 4, 128, 6144, 4096, 151936, p1_15a2b, p1_moe(128), p1_moe(8)},
     {"p2-7b-a2b", 48, 2048, 8, 1, 256, 6144, 4096, 151936, p2_7b, p2_7b_moe(128), p2_7b_moe(6)},
     {"p2-24b-a3b", 24, 2048, 16, 2, 256, 6144, 4096, 151936, p2_24b, p2_24b_moe(256), p2_24b_moe(8)},
@@ -102,10 +96,10 @@ const Published published[] = {
 
 TEST_CASE("presets: every field is the published one", "[presets]") {
   for (const Published& p : published) {
-    FlagValues expected = flag_values(
-        format("%s --layers=%zu --hidden=%zu --heads=%zu --kv-heads=%zu --head-dim=%zu --ffn-hidden=%zu --context=%zu "
-               "--vocab=%zu %s",
-               qwen3, p.layers, p.hidden, p.heads, p.kv_heads, p.head_dim, p.ffn_hidden, p.context, p.vocab, p.flags));
+    FlagValues expected = flag_values(format(
+        "%s --layers=%zu --hidden=%zu --heads=%zu --kv-heads=%zu --head-dim=%zu --ffn-hidden=%zu --context=%zu "
+        "--vocab=%zu %s",
+        qwen3, p.layers, p.hidden, p.heads, p.kv_heads, p.head_dim, p.ffn_hidden, p.context, p.vocab, p.flags.c_str()));
     Config config = config_of_flags(std::string("--preset=") + p.name), defaults = config_of_flags("");
     const std::vector<Flag> flags = list_flags(config), plain = list_flags(defaults);
     for (size_t i = 0; i < flags.size(); i++) {
