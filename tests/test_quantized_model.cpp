@@ -88,7 +88,7 @@ TEST_CASE("quantized_model: the linear layers of blocks are rounded, and nothing
     REQUIRE(kept.count(name) == 1);
 }
 
-TEST_CASE("quantized_model: a linear layer multiplies rounded rows by rounded weights, other products what they did",
+TEST_CASE("quantized_model: a linear layer and an expert multiply rounded rows by rounded weights, others as they did",
           "[bitwise]") {
   const std::string flags =
       "--layers=1 --attn=g1 --gate=headwise --head-experts=2 --norm=gated --norm-rank=3 --experts=3 "
@@ -110,11 +110,17 @@ TEST_CASE("quantized_model: a linear layer multiplies rounded rows by rounded we
       products([&](const std::string& y, const std::string& x, const std::string& weight, bool rounds) {
         INFO(y << " from " << x);
         const Floats w = f.weight("model.layers.0." + weight + ".weight"), x_values = tensor(x), got = tensor(y);
-        const size_t in = x_values.size() * w.size() / got.size();  // N in * in out / (N out) = in^2
-        const size_t C = size_t(std::sqrt(double(in)) + 0.5), N = x_values.size() / C;
+        // An expert has rows and a matrix of its own; N in * E in out / (N out) = E in^2.
+        const bool of_experts = contains(y, ", experts");
+        const auto starts = of_experts ? left.get<int>("mlp: first row of an expert")[0] : std::vector<int>{0};
+        const size_t E = of_experts ? starts.size() - 1 : 1, in = x_values.size() * w.size() / got.size() / E;
+        const size_t C = size_t(std::sqrt(double(in)) + 0.5), N = x_values.size() / C, out = got.size() / N;
         const Floats rows = rounds ? rounded_rows(x_values, C, format) : x_values;
         Floats expected(got.size());
-        matmul_nt_ref(expected.data(), rows.data(), w.data(), N, got.size() / N, C);
+        for (size_t e = 0; e < E; e++) {
+          const size_t first = size_t(starts[e]), end = of_experts ? size_t(starts[e + 1]) : N;
+          matmul_nt_ref(&expected[first * out], &rows[first * C], &w[e * out * C], end - first, out, C);
+        }
         REQUIRE_BITWISE(expected, got);
       });
     };
@@ -126,6 +132,8 @@ TEST_CASE("quantized_model: a linear layer multiplies rounded rows by rounded we
       product("self_attn: output", "self_attn: gate output", "self_attn.o_proj", true);
       product("mlp: router logits", ffn, "mlp.gate", false);
       product("mlp: gate of the shared expert", ffn, "mlp.shared_expert_gate", false);
+      product("mlp, experts: up", "mlp: x, sorted by expert", "mlp.experts.up_proj", true);
+      product("mlp, experts: output", "mlp, experts: activation", "mlp.experts.down_proj", true);
       product("mlp, shared expert: gate", ffn, "mlp.shared_expert.gate_proj", true);
       product("mlp, shared expert: up", ffn, "mlp.shared_expert.up_proj", true);
       product("mlp, shared expert: output", "mlp, shared expert: activation", "mlp.shared_expert.down_proj", true);
@@ -137,24 +145,6 @@ TEST_CASE("quantized_model: a linear layer multiplies rounded rows by rounded we
       product("linear_attn: output", "linear_attn: gated", "linear_attn.out_proj", true);
       product("mlp: output", "mlp: activation", "mlp.down_proj", true);
     });
-  }
-}
-
-TEST_CASE("quantized_model: an expert multiplies rounded rows by its rounded matrix", "[bitwise]") {
-  for (Format format : formats) {
-    Context ctx(Device::cpu);
-    Fixture f("--layers=1 --experts=3 --expert-hidden=18", ctx);
-    const Activations left(f.model, ctx);
-    f.model.quantize(format);
-    f.loss();
-    const Floats w = f.weight("model.layers.0.mlp.experts.up_proj.weight");
-    const Floats x = rounded_rows(left.get<float>("mlp: x, sorted by expert").at(0), 20, format);
-    const auto row_start = left.get<int>("mlp: first row of an expert").at(0);
-    Floats expected(x.size() / 20 * 18);
-    for (size_t e = 0; e < 3; e++)
-      for (size_t row = size_t(row_start[e]); row < size_t(row_start[e + 1]); row++)
-        matmul_nt_ref(&expected[row * 18], &x[row * 20], &w[e * 18 * 20], 1, 18, 20);
-    REQUIRE_BITWISE(expected, left.get<float>("mlp, experts: up").at(0));
   }
 }
 
