@@ -74,20 +74,16 @@ __global__ void __launch_bounds__(elementwise_block) activation_forward_kernel(S
   store_quad(y, i, n, q);
 }
 
-// by_alignment() makes its function twice, for an n that is a multiple of 4 and for any other: so that the two loads go
-// out together, where a branch at each would have the second wait for the first. Both come before the store, so dx may
-// be dy or x.
+// Both loads come before the store, so dx may be dy or x.
 template <class S, Activation act>
 __global__ void __launch_bounds__(elementwise_block)
     activation_backward_kernel(S* dx, const S* dy, const S* x, size_t n) {
   const size_t i = elementwise_index();
   if (i >= n) return;
-  by_alignment(n, [&](auto) {
-    Quad q = load_quad(dy, i, n);
-    const Quad xq = load_quad(x, i, n);
-    for (int k = 0; k < 4; k++) q.v[k] = q.v[k] * activation_slope(act, xq.v[k]);
-    store_quad(dx, i, n, q);
-  });
+  Quad q = load_quad(dy, i, n);
+  const Quad xq = load_quad(x, i, n);
+  for (int k = 0; k < 4; k++) q.v[k] = q.v[k] * activation_slope(act, xq.v[k]);
+  store_quad(dx, i, n, q);
 }
 
 // ---- launchers

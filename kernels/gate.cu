@@ -77,12 +77,10 @@ __global__ void __launch_bounds__(elementwise_block)
     gate_forward_elementwise_kernel(S* y, const S* x, const S* z, size_t n, GateOp op) {
   const size_t i = elementwise_index();
   if (i >= n) return;
-  by_alignment(n, [&](auto) {
-    Quad q = load_quad(x, i, n);
-    const Quad zq = load_quad(z, i, n);
-    for (int k = 0; k < 4; k++) q.v[k] = gate_y(op, q.v[k], gate_score(op, zq.v[k]));
-    store_quad(y, i, n, q);
-  });
+  Quad q = load_quad(x, i, n);
+  const Quad zq = load_quad(z, i, n);
+  for (int k = 0; k < 4; k++) q.v[k] = gate_y(op, q.v[k], gate_score(op, zq.v[k]));
+  store_quad(y, i, n, q);
 }
 
 // Here a "row" is the group of one score. row_quad() gives every thread four neighbours of one group:
@@ -108,18 +106,16 @@ __global__ void __launch_bounds__(elementwise_block)
     gate_backward_elementwise_kernel(S* dx, S* dz, const S* dy, const S* x, const S* z, size_t n, GateOp op) {
   const size_t i = elementwise_index();
   if (i >= n) return;
-  by_alignment(n, [&](auto) {
-    Quad dyq = load_quad(dy, i, n), zq = load_quad(z, i, n);
-    const Quad xq = load_quad(x, i, n);
+  Quad dyq = load_quad(dy, i, n), zq = load_quad(z, i, n);
+  const Quad xq = load_quad(x, i, n);
 #pragma unroll  // so that Quads stay in registers
-    for (int k = 0; k < 4; k++) {
-      const float s = gate_score(op, zq.v[k]), slope = gate_slope(op, zq.v[k]);
-      zq.v[k] = dyq.v[k] * gate_dy_ds(op, xq.v[k]) * slope;
-      dyq.v[k] = dyq.v[k] * gate_dy_dx(op, s);
-    }
-    store_quad(dx, i, n, dyq);
-    store_quad(dz, i, n, zq);
-  });
+  for (int k = 0; k < 4; k++) {
+    const float s = gate_score(op, zq.v[k]), slope = gate_slope(op, zq.v[k]);
+    zq.v[k] = dyq.v[k] * gate_dy_ds(op, xq.v[k]) * slope;
+    dyq.v[k] = dyq.v[k] * gate_dy_dx(op, s);
+  }
+  store_quad(dx, i, n, dyq);
+  store_quad(dz, i, n, zq);
 }
 
 // One warp a group, because its elements meet in dz: it walks along the group as along a row of kernels/rmsnorm.cu. dx

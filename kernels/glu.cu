@@ -75,12 +75,10 @@ template <class S, Activation act>
 __global__ void __launch_bounds__(elementwise_block) glu_forward_kernel(S* y, const S* g, const S* u, size_t n) {
   const size_t i = elementwise_index();
   if (i >= n) return;
-  by_alignment(n, [&](auto) {
-    Quad q = load_quad(g, i, n);
-    const Quad uq = load_quad(u, i, n);
-    for (int k = 0; k < 4; k++) q.v[k] = activation_value(act, q.v[k]) * uq.v[k];
-    store_quad(y, i, n, q);
-  });
+  Quad q = load_quad(g, i, n);
+  const Quad uq = load_quad(u, i, n);
+  for (int k = 0; k < 4; k++) q.v[k] = activation_value(act, q.v[k]) * uq.v[k];
+  store_quad(y, i, n, q);
 }
 
 // All loads come before the first store, so dg may be g and du may be u.
@@ -89,16 +87,14 @@ __global__ void __launch_bounds__(elementwise_block)
     glu_backward_kernel(S* dg, S* du, const S* dy, const S* g, const S* u, size_t n) {
   const size_t i = elementwise_index();
   if (i >= n) return;
-  by_alignment(n, [&](auto) {
-    const Quad dyq = load_quad(dy, i, n), gq = load_quad(g, i, n), uq = load_quad(u, i, n);
-    Quad dgq, duq;
-    for (int k = 0; k < 4; k++) {
-      dgq.v[k] = dyq.v[k] * uq.v[k] * activation_slope(act, gq.v[k]);
-      duq.v[k] = dyq.v[k] * activation_value(act, gq.v[k]);
-    }
-    store_quad(dg, i, n, dgq);
-    store_quad(du, i, n, duq);
-  });
+  const Quad dyq = load_quad(dy, i, n), gq = load_quad(g, i, n), uq = load_quad(u, i, n);
+  Quad dgq, duq;
+  for (int k = 0; k < 4; k++) {
+    dgq.v[k] = dyq.v[k] * uq.v[k] * activation_slope(act, gq.v[k]);
+    duq.v[k] = dyq.v[k] * activation_value(act, gq.v[k]);
+  }
+  store_quad(dg, i, n, dgq);
+  store_quad(du, i, n, duq);
 }
 
 template <class S>

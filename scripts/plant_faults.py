@@ -112,7 +112,8 @@ def copy_with_faults(folder, faults):
 
 def tests_for(faults):
     """Those of the program and of operations with faults, without test_floors, which reads sources, and nvcc's."""
-    names = sorted(name for name in os.listdir(os.path.join(ROOT, "tests")) if re.fullmatch(r"test_(?!ptx).*\.cpp", name))
+    there = os.listdir(os.path.join(ROOT, "tests"))
+    names = sorted(name for name in there if re.fullmatch(r"test_(?!ptx).*\.cpp", name))
     of_the_program = re.compile(r'"(layers|training|dataloader|tests/small_|\./train)')
     operations = {re.sub(r"kernels/(?:\w+/)?(\w+).*", r"test_\1.cpp", f.file) for f in faults}
     wanted = [n for n in names if n in operations or of_the_program.search(read(os.path.join(ROOT, "tests", n)))]
