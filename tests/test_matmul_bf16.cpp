@@ -82,7 +82,7 @@ TEST_CASE("matmul_bf16: the reference is the product", "[matmul_bf16]") {
 
 TEST_CASE("matmul_bf16: the CPU's code and the kernel have the bits of the reference", "[matmul_bf16][bitwise]") {
   // Two tiles with tails on every side; more strips than stages; lines off the 16-byte boundaries; nothing at all;
-  // three slices of k: one block goes through them in nt; in tn they go side by side, and their totals stand in scratch.
+  // three slices of k: in nt one block goes through them; in tn they go side by side, and their totals are in scratch.
   const size_t slices = 2 * matmul_bf16_slice + 24;
   for (const Size s : {Size{136, 40, 40}, {16, 32, 136}, {31, 130, 33}, {1, 1, 1}, {3, 5, 0}, {3, 9, slices}})
     for (Layout layout : layouts) {
