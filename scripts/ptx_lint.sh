@@ -15,7 +15,7 @@ set -u
 bad='\.approx|\.ftz|\.full|(add|sub|mul|div|sqrt|fma|mad)\.f(32|64)|mad\.f|(add|sub|mul|fma)\.r[zmp]\.|(ex2|lg2|sin|cos|tanh|rsqrt)\.|(min|max)\.([a-zA-Z]+\.)*(f|bf)(16|32|64)'
 bad="$bad|(add|sub|mul|fma|neg|abs|tanh|ex2)\.([a-z]+\.)*b?f16|cvt\.(rz|rm|rp|rna|rs)\.|cvt\.[a-z.0-9]*(e[2-5]m[1-3]|tf32)|w?g?mma\.|tcgen05\.|cp\.(reduce\.)?async\.bulk"
 allowed='max\.f32[^,]*,[^,]*, 0f00000000;|mma\.sync\.aligned\.m16n8k16\.row\.col\.f32\.bf16\.bf16\.f32[^.]'
-allowed="$allowed|wgmma\.mma_async\.sync\.aligned\.m64n(64|128|192|256)k16\.f32\.bf16\.bf16 \{[^}]*\}, (%rd[0-9]+|\{[^}]*\}), %rd[0-9]+, %[a-z_0-9]+, 1, 1(, [01])?, [01];"
+allowed="$allowed|wgmma\.mma_async\.sync\.aligned\.m64n(32|64|128|192|256)k16\.f32\.bf16\.bf16 \{[^}]*\}, (%rd[0-9]+|\{[^}]*\}), %rd[0-9]+, %[a-z_0-9]+, 1, 1(, [01])?, [01];"
 allowed="$allowed|cp\.async\.bulk\.tensor\.2d\.shared::cluster\.global\.mbarrier::complete_tx::bytes "
 allowed="$allowed|wgmma\.(fence|commit_group|wait_group)\.sync\.aligned"
 atomic='(red|atom)\.[a-z.]*f(32|64)'
