@@ -26,6 +26,7 @@ const std::vector<std::string>& variants() {
 
 Config run_of(const std::string& flags, Recompute recompute, size_t micro_batches = 2) {
   Config config = small_run(small_model(flags), 4, micro_batches);
+  config.slices = 1;  // so that routers count over both micro-batches
   config.model.recompute = recompute;
   return config;
 }
