@@ -176,8 +176,8 @@ void column_reduce_add_cpu(T* out, size_t rows, size_t cols, Fold fold) {
 //     rows 128..255   block b            block b+1   ...   -> partial[1][k][c]        b = ceil(cols/128)
 //
 // The same kernel then adds the slice sums, as if they were sums*cols columns of as many rows as there were slices,
-// until 128 or fewer are left: these the thread of a column adds to each other and then to out. No thread
-// meets another, so there is no barrier. Memory is read once; the partial sums are sums/128 of what a fold reads.
+// until 128 or fewer are left: these the thread of a column adds to each other and then to out. No thread meets
+// another, so there is no barrier. Memory is read once; the partial sums are sums/128 of what a fold reads.
 
 template <size_t sums, class Fold>
 __global__ void column_slices_kernel(float* partial, size_t rows, size_t cols, Fold fold) {

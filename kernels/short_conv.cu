@@ -161,19 +161,21 @@ struct ShortConvFoldDw {
   }
 };
 
-// ---- kernels for four taps, as every model has them
+// ---- kernels for four taps, the default
 //
 // A thread owns one channel of a strip of neighbouring tokens and walks along them. The weights and the four inputs
 // that the taps see stay in its registers, so an input is read once. The loop takes four tokens a turn: what they read
 // is asked for together, and a window that moves by one is no more than other names for the same registers.
 //
-//     X_t  X_t+1  X_t+2  X_t+3 | read: X_t+4 .. X_t+7            window x[0..3] of token t
-//          x[0]   x[1]   x[2]          x[3]                      ... and of token t+1
+//                      X_t   X_t+1  X_t+2  X_t+3  X_t+4  X_t+5
+//     token t          v[0]  v[1]   v[2]   v[3]
+//     token t+1              v[0]   v[1]   v[2]   v[3]            after push(X_t+4)
+//     token t+2                     v[0]   v[1]   v[2]   v[3]
 //
 // The backward has one kernel where any number of taps takes three. Its strips are the slices of dw's column sum, 128
 // tokens of all sequences in a row, and dw's four chains are registers too. dX_e wants the dp of tokens e-3 to e: those
 // are a second window. So the walk goes on for three tokens past its own, which the next thread has as well, and dp is
-// never stored. The bus: x and dy are read, dx is written, where three steps moved dp four times as well.
+// never stored. The bus: x and dy are read, dx is written, where three steps moved dp three times as well.
 
 constexpr size_t conv_strip = 32;
 constexpr unsigned conv_block = 128, conv_turn = 4;
