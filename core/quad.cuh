@@ -88,10 +88,15 @@ __device__ inline void by_alignment(size_t n, Body body) {
     body(std::false_type());
 }
 
-// What is read of q once it is stored.
+// What is read of q once it is stored. (Rounded in pairs, as store_four() does: nvcc then rounds once for both.)
 template <class S>
 __device__ inline Quad stored_quad(Quad q) {
-  for (int k = 0; k < 4; k++) q.v[k] = S(q.v[k]);
+  if constexpr (std::is_same_v<S, bf16>)
+    for (int k = 0; k < 4; k += 2) {
+      const uint32_t pair = two_bf16(q.v[k], q.v[k + 1]);
+      q.v[k] = bits_float(pair << 16);
+      q.v[k + 1] = bits_float(pair & 0xffff0000u);
+    }
   return q;
 }
 

@@ -105,14 +105,16 @@ IN_FLOAT_AND_DOUBLE(linear_cross_entropy_ref);
 
 // ---- kernel: a block takes one row after another
 //
-// A row is too long for one warp: 50,257 logits are 200 kB. So that memory is read once, the block copies the row to
-// shared memory first. Of a block of 512 threads 227 KiB hold 53,872 logits on an H100, 163 KiB hold 37,488 on an A100.
-// A longer row is not `kept`: it stays where it is, and is read three times.
+// A row is too long for one warp, and so that memory is read once, a block keeps it. 50,257 logits are 200 kB; a
+// multiprocessor has 256 KiB of registers, and of shared memory 227 KiB on an H100, 163 KiB on an A100. So a row is kept
+// in the registers of a block, and shared memory is free for the next one, which comes while this one is computed
+// (cp.async). Where it has no room there, it is read when its turn comes. What does not fit the registers stays where it
+// is, and is read three times.
 //
 // Maximum, sum and gradient each go through the whole row. A thread owns quads (kernels/activation.cu): in a step, a
-// `chunk`, the block covers four logits a thread. It fetches these quads, and, but for the target's, no other thread
-// reads them. Only one long row fits a multiprocessor, where it must hide the latency of its own instructions: 16 warps
-// take it. Short rows lie there side by side, and four warps take one.
+// `chunk`, the block covers four logits a thread. But for the target's, no other thread reads them. Only one long row
+// fits a multiprocessor, where it must hide the latency of its own instructions: 16 warps take it. Short rows lie there
+// side by side, and four warps take one.
 //
 // The sum alone has an order: element i belongs to chain i mod 128, and a chain is added by one thread. So all threads
 // make exponentials, a chunk at a time, and lay them down in shared memory, from where the first 128 threads add them,
@@ -132,113 +134,116 @@ IN_FLOAT_AND_DOUBLE(linear_cross_entropy_ref);
 //
 // The chains meet as the row order combines them: lane l of 32 takes chains 4l to 4l+3. They go through shared memory
 // once more, and each warp combines all 128 for itself, so that nothing needs to be sent back.
-//
-// The memory bus would idle while the block computes. So a thread fetches early: once it has read four logits for the
-// last time, it starts a copy (cp.async) of the next row's four into their place. The copy lands during the gradient.
-//
-//     thread 0      | next row | next row |  on the way | gradient -> | this row | this row |
-//                     v = 0      2048       4096          6144          8192       10240
 
 constexpr int long_row_threads = 512, short_row_threads = row_chains;
-constexpr size_t short_row = 4096;  // 13 of them, and 52 warps, on a multiprocessor of an H100
 
-// Four logits of a row, from v < V on. Past the end they are -inf: no maximum, and as an exponential 0, which changes
-// no chain. (Where all that is there is -inf or NaN, it is NaN, as the row's sum then is.) A row that is kept is
-// `padded` with them already.
-template <bool padded>
+// Four logits of a row of V, from v on. Past the end they are -inf: no maximum, and as an exponential 0, which changes
+// no chain. (Where all that is there is -inf or NaN, it is NaN, as the row's sum then is.)
 __device__ inline Quad logits_from(const float* row, int v, int V) {
-  if (padded || v + 4 <= V) return load_four(row + v);
+  if (v + 4 <= V) return load_four(row + v);
   Quad q;
   for (int k = 0; k < 4; k++) q.v[k] = v + k < V ? row[v + k] : -INFINITY;
   return q;
 }
 
+// What a thread has of a row, `quads`, decides how many registers it may take, and so how many blocks are on a
+// multiprocessor.
+constexpr int cross_entropy_blocks(int threads, int quads) {
+  return quads == 0 ? 2048 / threads : quads <= 8 ? 1024 / threads : 1;
+}
+
+// A row of which each thread keeps `quads`; 0: it is not kept.
 // (Columns are ints, as targets are: half of the registers and of the integer arithmetic of a size_t, which is as much
 // as the exponentials.)
-template <class S, bool kept>
-__global__ void __launch_bounds__(long_row_threads)
+template <class S, int threads, int quads>
+__global__ void __launch_bounds__(threads, cross_entropy_blocks(threads, quads))
     cross_entropy_kernel(float* losses, S* dlogits, const float* logits, const int* targets, float dloss, size_t rows,
                          int V) {
-  STATIC_SHARED(float, maxima, [long_row_threads / 32]);
+  STATIC_SHARED(float, maxima, [threads / 32]);
   STATIC_SHARED(float, chains, [row_chains]);
-  DYNAMIC_SHARED(float, exps);  // two chunks of them, then the row
-  const int first = 4 * int(threadIdx.x), chunk = 4 * int(blockDim.x);
+  DYNAMIC_SHARED(float, exps);  // two chunks of them, then the next row: `quads` chunks, which end in -inf
+  constexpr int chunk = 4 * threads;
+  const int first = 4 * int(threadIdx.x), whole = V / 4 * 4;  // whole quads end there
   const size_t ld = padded_vocab(size_t(V));
-  float* const kept_row = exps + 2 * chunk;
+  float* const next = exps + 2 * chunk;
   AsyncCopies copies;
-  const auto fetch = [&](const float* from, int v) {  // logit v of a row
-    if (v + 4 <= V)
-      copies.copy16(kept_row + v, from);
-    else
-      store_four(kept_row + v, logits_from<false>(from - v, v, V));
+  const auto fetch = [&](size_t row) {
+    if (quads > 0 && row < rows)
+      for (int v = first; v < V; v += chunk)
+        copies.copy16(next + v, logits + row * ld + v, sizeof(float) * unsigned(V - v < 4 ? V - v : 4));
+    copies.commit();
   };
-  if (kept)
-    for (int v = first; v < V; v += chunk) fetch(logits + blockIdx.x * ld + v, v);
+  for (int v = first; v < quads * chunk; v += chunk)
+    if (v >= V) store_four(next + v, {{-INFINITY, -INFINITY, -INFINITY, -INFINITY}});
+  fetch(blockIdx.x);
 
   for (size_t row = blockIdx.x; row < rows; row += gridDim.x) {
-    copies.commit();
+    const float* const l = logits + row * ld;
+    Quad own[quads > 0 ? quads : 1];
+    // f(a quad of this thread's, its first column): every thread takes as many, past the row's end too.
+    const auto each_quad = [&](auto f) {
+#pragma unroll
+      for (int q = 0; q < quads; q++) {
+        if (q * chunk >= V) return;
+        f(own[q], q * chunk + first);
+      }
+      if (quads == 0)
+        for (int begin = 0; begin < V; begin += chunk) f(logits_from(l, begin + first, V), begin + first);
+    };
+
+    // A thread takes what it has copied itself, and meets nobody. When it has taken all, it asks for the next row's in
+    // their place: a copy writes after it was asked for, never before.
     copies.template wait<0>();
-    const float* const l = kept ? kept_row : logits + row * ld;
+    if (quads > 0 && first == whole % chunk)
+      for (int v = V; v % 4 != 0; v++) next[v] = -INFINITY;
+#pragma unroll
+    for (int q = 0; q < quads; q++) own[q] = load_four(next + q * chunk + first);
+    fetch(row + gridDim.x);
+
     const int target = targets[row];
     const bool counted = target != ignored_target;  // the same for the whole block, which meets at barriers
-    float lse = 0.0f;
+    const bool known = target_is_known(target, size_t(V));
+    float lse = 0.0f, at_target = 0.0f;
     if (counted) {
+      at_target = l[known ? target : 0];  // before the barriers: gradients may go over the logits
       float max = -INFINITY;
-      for (int v = first; v < V; v += chunk) {
-        const Quad q = logits_from<kept>(l, v, V);
+      each_quad([&](const Quad& q, int) {
         for (int k = 0; k < 4; k++) max = max_of(q.v[k], max);
-      }
+      });
       max = warp_max(max);
       if (threadIdx.x % 32 == 0) maxima[threadIdx.x / 32] = max;
-      __syncthreads();  // the maxima are there, and what all have fetched
-      max = warp_max(maxima[threadIdx.x % 32 % (blockDim.x / 32)]);
-      const bool known = target_is_known(target, size_t(V));
-      const float at_target = threadIdx.x == 0 ? l[known ? target : 0] : 0.0f;
+      __syncthreads();  // the maxima are there
+      max = warp_max(maxima[threadIdx.x % 32 % (threads / 32)]);
 
       float chain = 0.0f, *made = exps;
-      for (int begin = 0; begin < V; begin += chunk) {
-        Quad q = {};  // of quads past the end: changes no chain
-        if (begin + first < V) {
-          q = logits_from<kept>(l, begin + first, V);
-          for (int k = 0; k < 4; k++) q.v[k] = exp_to_40(q.v[k] - max);
-        }
+      each_quad([&](Quad q, int) {
+        for (int k = 0; k < 4; k++) q.v[k] = exp_to_40(q.v[k] - max);
         store_four(made + first, q);
         __syncthreads();
         if (threadIdx.x < row_chains)
           for (int i = int(threadIdx.x); i < chunk; i += int(row_chains)) chain += made[i];
         made = made == exps ? exps + chunk : exps;
-      }
+      });
       if (threadIdx.x < row_chains) chains[threadIdx.x] = chain;
       __syncthreads();  // all 128 are there, and both chunks are added
       lse = log_sum_exp(max, warp_chains_sum(load_four(chains + first % int(row_chains)).v), known);
-      if (threadIdx.x == 0) losses[row] = lse - at_target;
-    } else if (threadIdx.x == 0) {
-      losses[row] = 0.0f;
     }
+    if (threadIdx.x == 0) losses[row] = lse - at_target;
 
-    // The gradients may go over the logits, and the next row over this one: only thread 0 reads another's quad, and it
-    // has before the last barrier. (In a row that is not counted nobody does.) Its own quad a thread has read when it
-    // asks for the next row's: a copy writes after it was asked for, never before, and the asm keeps its place behind
-    // the read.
-    const bool fetches = kept && row + gridDim.x < rows;
-    if (!dlogits && !fetches) continue;
-    const float* next = logits + (row + gridDim.x) * ld + first;
-    S* to = dlogits ? dlogits + row * ld + first : nullptr;
-    for (int v = first; v < V; v += chunk, next += chunk) {
-      if (dlogits) {
-        Quad d = {};
-        if (counted) {
-          const Quad q = logits_from<kept>(l, v, V);
-          for (int k = 0; k < 4; k++) d.v[k] = dlogit(q.v[k], lse, 0.0f, dloss);
-          if (target >= v && target < v + 4)  // one quad of a row
-            for (int k = 0; k < 4; k++)
-              if (v + k == target) d.v[k] = dlogit(q.v[k], lse, 1.0f, dloss);
-        }
-        store_quad_inside(to, 0, size_t(V - v), d, true);
-        to += chunk;
-      }
-      if (fetches) fetch(next, v);
+    if (!dlogits) continue;
+    S* const to = dlogits + row * ld;
+    if (!counted) {
+      for (int v = first; v < V; v += chunk) store_quad_inside(to, size_t(v), size_t(V), {}, true);
+      continue;
     }
+    // What is left behind the whole quads of a row is at most three logits; the target's gradient comes last.
+    each_quad([&](Quad q, int v) {
+      for (int k = 0; k < 4; k++) q.v[k] = dlogit(q.v[k], lse, 0.0f, dloss);
+      if (v < whole) store_four(to + v, q);
+    });
+    if (first == whole % chunk)
+      for (int v = whole; v < V; v++) to[v] = S(dlogit(l[v], lse, 0.0f, dloss));
+    if (known && first == target % chunk / 4 * 4) to[target] = S(dlogit(at_target, lse, 1.0f, dloss));
   }
 }
 
@@ -249,17 +254,19 @@ void cross_entropy(float* losses, Reals dlogits, const float* logits, const int*
   with_storage(dlogits, [&](auto stored) {
     using S = decltype(stored);
     if (ctx.device == Device::cpu) return cross_entropy_cpu(losses, dlogits.as<S>(), logits, targets, dloss, rows, V);
-    const int threads = V <= short_row ? short_row_threads : long_row_threads;
-    const size_t row = padded_vocab(V), exps = 2 * 4 * threads, fixed = long_row_threads / 32 + row_chains;
-    const auto run = [&](auto kernel, size_t floats) {
-      const size_t at_once = blocks_at_once(kernel, threads, floats * sizeof(float));
-      launch(kernel, grid_of(std::min(rows, at_once)), threads, floats * sizeof(float), ctx, losses, dlogits.as<S>(),
-             logits, targets, dloss, rows, int(V));
+    // False where threads with so many quads do not keep a row, or shared memory has no room for the next one.
+    const auto run = [&]<int threads, int quads>() {
+      constexpr size_t chunk = 4 * threads, dynamic = (2 + quads) * chunk * sizeof(float);
+      constexpr size_t fixed = (threads / 32 + row_chains) * sizeof(float);
+      if (quads > 0 && (V > quads * chunk || fixed + dynamic > shared_limit())) return false;
+      const auto kernel = cross_entropy_kernel<S, threads, quads>;
+      launch(kernel, grid_of(std::min(rows, blocks_at_once(kernel, threads, dynamic))), threads, dynamic, ctx, losses,
+             dlogits.as<S>(), logits, targets, dloss, rows, int(V));
+      return true;
     };
-    if ((fixed + exps + row) * sizeof(float) <= shared_limit())
-      run(cross_entropy_kernel<S, true>, exps + row);
-    else
-      run(cross_entropy_kernel<S, false>, exps);
+    (void)(run.template operator()<short_row_threads, 8>() || run.template operator()<long_row_threads, 8>() ||
+           run.template operator()<long_row_threads, 16>() || run.template operator()<long_row_threads, 25>() ||
+           run.template operator()<long_row_threads, 0>());
   });
 }
 

@@ -185,6 +185,26 @@ TEST_CASE("math: a GPU's 2/x is rounded as a division, of every mantissa", "[mat
   REQUIRE(std::isnan(detail::newton_two_over(NAN)));
 }
 
+// From `first` on, of so many e one.
+static void divides_in_a_sigmoid(float first, uint32_t step) {
+  size_t wrong = 0;
+  for (uint32_t bits = float_bits(first); bits <= float_bits(1.0f); bits += step) {
+    const float e = bits_float(bits), s = 1.0f + e;
+    wrong += !same_bits(detail::newton_quotient(1.0f, s), 1.0f / s) + !same_bits(detail::newton_quotient(e, s), e / s);
+  }
+  REQUIRE(wrong == 0);
+}
+
+TEST_CASE("math: a GPU's quotient in a sigmoid is rounded as a division", "[math]") {
+  divides_in_a_sigmoid(0.5f, 1);
+  divides_in_a_sigmoid(0.0f, 1021);
+  REQUIRE(std::isnan(detail::newton_quotient(NAN, 1.0f + NAN)));
+}
+
+TEST_CASE("math: the same of every e", "[.exhaustive]") {
+  divides_in_a_sigmoid(0.0f, 1);
+}
+
 TEST_CASE("math: golden fingerprints", "[math]") {
   for (const Function& f : functions) {
     INFO(f.name << " 0x" << std::hex << fingerprint(mapped(f, inputs())));

@@ -138,6 +138,10 @@ TEST_CASE("tokenizer: a file makes neither endless text of a text, nor endless w
   json added = json::array();
   for (size_t i = 1; i < 256; i++) added.push_back({{"content", std::string(i, 'a') + "b"}, {"id", 1000 + i}});
   REQUIRE(Tokenizer(with("/added_tokens", added), "t.json").encode(std::string(100'000, 'a')).size() > 1000);
+  // Of two that begin alike the longer one is taken where it is there.
+  const json alike = {{{"content", "aab"}, {"id", 1000}}, {{"content", "aabb"}, {"id", 1001}}};
+  const Tokenizer of_two(with("/added_tokens", alike), "t.json");
+  REQUIRE(of_two.encode("aabbaab") == std::vector<int32_t>{1001, 1000});
   added[0]["content"] = std::string(257, 'a');
   refused("/added_tokens", added, "has 257 bytes, expected at most 256");
 }

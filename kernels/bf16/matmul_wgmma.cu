@@ -37,8 +37,8 @@
 // and the consumers take them (setmaxnreg): 24 + 240 + 240 = 3 * 168.
 //
 // The end is a warp's own: its 16 rows go through a piece of shared memory that is not of the ring, 32 columns at a
-// time, and no warp waits for another. A lane has four rows of four neighbours, and takes each step for several of them
-// together.
+// time, and no warp waits for another. A lane has four rows of four neighbours, and takes each step for all of them
+// together: two warps a scheduler are too few to hide the latency of one after the other.
 //
 // Several products that are summed (matmul_bf16_joined()) are one walk of the producer's, from one's matrices to the
 // next's. What is multiplied of which the consumers need not know: they count strips.
@@ -261,7 +261,7 @@ __global__ void __launch_bounds__(wgmma_block, 1)
                                                                                                       sums.x[i + 1]};
           });
       __syncwarp();
-      constexpr int apart = 4, at_once = may_activate ? 2 : 4;  // eight lanes have a row
+      constexpr int apart = 4, rows = wgmma_end_rows / apart;  // eight lanes have a row, a lane four rows
       const int first = lane / 8, c = lane % 8 * 4;
       const size_t n = block.n0 + size_t(c0 + c);
       const auto end = [&]<bool whole, int count>(int row) {
@@ -270,8 +270,7 @@ __global__ void __launch_bounds__(wgmma_block, 1)
         end_quads<may_activate, whole>(block, block.m0 + size_t(row), apart, n, x);
       };
       if (on_quads && block.n0 + size_t(c0 + wgmma_end_columns) <= block.n_end) {
-#pragma unroll 1
-        for (int row = first; row < wgmma_end_rows; row += apart * at_once) end.template operator()<true, at_once>(row);
+        end.template operator()<true, rows>(first);
       } else {
 #pragma unroll 1
         for (int row = first; row < wgmma_end_rows; row += apart)
