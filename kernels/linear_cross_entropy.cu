@@ -106,10 +106,9 @@ IN_FLOAT_AND_DOUBLE(linear_cross_entropy_ref);
 // ---- kernel: a block takes one row after another
 //
 // A row is too long for one warp, and so that memory is read once, a block keeps it. 50,257 logits are 200 kB; a
-// multiprocessor has 256 KiB of registers, and of shared memory 227 KiB on an H100, 163 KiB on an A100. So a row is kept
-// in the registers of a block, and shared memory is free for the next one, which comes while this one is computed
-// (cp.async). Where it has no room there, it is read when its turn comes. What does not fit the registers stays where it
-// is, and is read three times.
+// multiprocessor has 256 KiB of registers, and 227 KiB of shared memory on an H100, 163 KiB on an A100. So a row is
+// kept in the registers of a block, and shared memory is free for the next one, which comes while this one is computed
+// (cp.async). A row that does not fit both stays where it is, and is read three times.
 //
 // Maximum, sum and gradient each go through the whole row. A thread owns quads (kernels/activation.cu): in a step, a
 // `chunk`, the block covers four logits a thread. But for the target's, no other thread reads them. Only one long row

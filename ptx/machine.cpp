@@ -515,8 +515,8 @@ Fault Machine::launch(const Kernel& kernel, Index grid, Index block, size_t dyna
     if (fault_ == Fault::none && counter->decides_work(kernel)) {
       counter_ = nullptr;
       for (uint32_t i = 0; i < threads_; i++) fibers_[i]->thread.watched = false;
-      for (uint64_t i = 0; i < blocks; i++)
-        if (!run(i)) break;
+      for (uint64_t i = 0; i < blocks; i++)  // each once: a block may overwrite what it has read
+        if (std::find(counted.begin(), counted.end(), i) == counted.end() && !run(i)) break;
     }
   } else if (order.kind == Order::drawn && blocks <= 1u << 20) {
     for (uint32_t i : order.of(uint32_t(blocks))) {

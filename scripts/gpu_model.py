@@ -224,6 +224,8 @@ MODELS = {
         (1, "--steps=2", True), (-1, "--steps=1", False)]),
     "8 layers of P2's 2B hybrid, bf16, B 4, T 4096": ("--preset=p2-2b-hybrid --layers=8 --batch=4", [
         (1, "--steps=2", True), (-1, "--steps=1", False)]),
+    "a layer of P1's 15B-A2B, bf16, B 4, T 4096": ("--preset=p1-15a2b --layers=1 --batch=4", [
+        (1, "--steps=2", True), (-1, "--steps=1", False)]),
 }
 OF_ALL = "--device=cuda --precision=bf16 --warmup=1 --sample-tokens=0 --val-batches=1 --data=self"
 

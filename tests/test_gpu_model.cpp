@@ -145,3 +145,15 @@ TEST_CASE("gpu_model: the page has the table of the results", "[scripts]") {
   REQUIRE(count(table, "| all, *computed* |") >= 1);
   REQUIRE(contains(contents("docs/gpu_model.md"), table));
 }
+
+// What the kernels of the sort write decides where others read; one of them overwrites what it has read.
+TEST_CASE("gpu_model: the launches of a step with experts are counted", "[scripts]") {
+  const Folder f;
+  const fs::path train = fs::read_symlink("/proc/self/exe").parent_path().parent_path() / "rehearsal/train";
+  NEEDS("test -x " + train.string(), "rehearsal", "a step with experts");
+  const std::string flags =
+      "--device=cuda --precision=bf16 --data=self --steps=1 --val-batches=1 --sample-tokens=0 --layers=1 --hidden=32 "
+      "--heads=1 --kv-heads=1 --head-dim=32 --experts=8 --experts-per-token=2 --context=128 --batch=16";
+  f.done("at=$PWD; cd {repo}; PTX_COUNT=$at/counts PTX_MEMORY=60000 " + train.string() + " " + flags);
+  REQUIRE(contains(f.read("counts"), "dispatch_gather"));
+}
