@@ -3,7 +3,7 @@
 # explicit rounding, which ptxas may contract into fused multiply-adds, and min/max of floats. Those give the number
 # where one operand is NaN, and +0 for the larger of +0 and -0; on the CPU a > b ? a : b gives b in both cases, and
 # fmaxf either zero. core/math.cuh has max_of. (The maximum with +0 is x > 0 ? x : 0 for every x, and nvcc makes it of
-# that.)
+# that; and so with -inf.)
 # Of bf16 it allows roundings to nearest and the two instructions of tensor cores that core/mma.h models: mma.sync, and
 # wgmma with sums of fp32 and no sign changed, alone or added to (its predicate). All other arithmetic is in fp32.
 # Copies move bits, but for those that add (cp.reduce.async.bulk), and a tensor's box is 0 or NaN outside of it, as its
@@ -14,7 +14,7 @@ set -u
 [ $# -gt 0 ] || { echo "ptx_lint: no PTX file given" >&2; exit 2; }
 bad='\.approx|\.ftz|\.full|(add|sub|mul|div|sqrt|fma|mad)\.f(32|64)|mad\.f|(add|sub|mul|fma)\.r[zmp]\.|(ex2|lg2|sin|cos|tanh|rsqrt)\.|(min|max)\.([a-zA-Z]+\.)*(f|bf)(16|32|64)'
 bad="$bad|(add|sub|mul|fma|neg|abs|tanh|ex2)\.([a-z]+\.)*b?f16|cvt\.(rz|rm|rp|rna|rs)\.|cvt\.[a-z.0-9]*(e[2-5]m[1-3]|tf32)|w?g?mma\.|tcgen05\.|cp\.(reduce\.)?async\.bulk"
-allowed='max\.f32[^,]*,[^,]*, 0f00000000;|mma\.sync\.aligned\.m16n8k16\.row\.col\.f32\.bf16\.bf16\.f32[^.]'
+allowed='max\.f32[^,]*,[^,]*, 0f(00000000|FF800000);|mma\.sync\.aligned\.m16n8k16\.row\.col\.f32\.bf16\.bf16\.f32[^.]'
 allowed="$allowed|wgmma\.mma_async\.sync\.aligned\.m64n(32|64|128|192|256)k16\.f32\.bf16\.bf16 \{[^}]*\}, (%rd[0-9]+|\{[^}]*\}), %rd[0-9]+, %[a-z_0-9]+, 1, 1(, [01])?, [01];"
 allowed="$allowed|cp\.async\.bulk\.tensor\.2d\.shared::cluster\.global\.mbarrier::complete_tx::bytes "
 allowed="$allowed|wgmma\.(fence|commit_group|wait_group)\.sync\.aligned"
