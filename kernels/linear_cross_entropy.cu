@@ -172,8 +172,8 @@ __global__ void __launch_bounds__(threads, cross_entropy_blocks(threads, quads))
         copies.copy16(next + v, logits + row * ld + v, sizeof(float) * unsigned(V - v < 4 ? V - v : 4));
     copies.commit();
   };
-  for (int v = first; v < quads * chunk; v += chunk)
-    if (v >= V) store_four(next + v, {{-INFINITY, -INFINITY, -INFINITY, -INFINITY}});
+  for (int q = 0; q < quads; q++)
+    if (q * chunk + first >= V) store_four(next + q * chunk + first, {{-INFINITY, -INFINITY, -INFINITY, -INFINITY}});
   fetch(blockIdx.x);
 
   for (size_t row = blockIdx.x; row < rows; row += gridDim.x) {
