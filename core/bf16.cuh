@@ -42,4 +42,12 @@ HD uint32_t two_bf16(float low, float high) {
 #endif
 }
 
+// The two of such a pair.
+HD float low_bf16(uint32_t pair) {
+  return bits_float(pair << 16);
+}
+HD float high_bf16(uint32_t pair) {
+  return bits_float(pair & 0xffff0000u);
+}
+
 }  // namespace gated

@@ -94,8 +94,8 @@ __device__ inline Quad stored_quad(Quad q) {
   if constexpr (std::is_same_v<S, bf16>)
     for (int k = 0; k < 4; k += 2) {
       const uint32_t pair = two_bf16(q.v[k], q.v[k + 1]);
-      q.v[k] = bits_float(pair << 16);
-      q.v[k + 1] = bits_float(pair & 0xffff0000u);
+      q.v[k] = low_bf16(pair);
+      q.v[k + 1] = high_bf16(pair);
     }
   return q;
 }

@@ -253,7 +253,9 @@ void cross_entropy(float* losses, Reals dlogits, const float* logits, const int*
   with_storage(dlogits, [&](auto stored) {
     using S = decltype(stored);
     if (ctx.device == Device::cpu) return cross_entropy_cpu(losses, dlogits.as<S>(), logits, targets, dloss, rows, V);
-    // False where threads with so many quads do not keep a row, or shared memory has no room for the next one.
+    // False where threads with so many quads do not keep a row, or shared memory has no room for the next one. 25 quads
+    // are 100 of the 128 registers that a thread may have. With fewer more blocks are on a multiprocessor, or there is
+    // room on an A100.
     const auto run = [&]<int threads, int quads>() {
       constexpr size_t chunk = 4 * threads, dynamic = (2 + quads) * chunk * sizeof(float);
       constexpr size_t fixed = (threads / 32 + row_chains) * sizeof(float);

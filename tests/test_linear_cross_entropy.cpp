@@ -5,6 +5,7 @@
 
 #include <algorithm>
 
+#include "core/launch.cuh"
 #include "core/math.cuh"
 #include "kernels/bf16/matmul_bf16.h"
 #include "tests/harness.h"
@@ -145,7 +146,7 @@ TEST_CASE("cross_entropy: the row pass equals its reference bit for bit", "[bitw
 }
 
 TEST_CASE("cross_entropy: a block takes row after row, kept or not", "[bitwise]") {
-  // Enough for a second row of most blocks; on a GPU for a third where one block has a multiprocessor.
+  // On a GPU three rows for every block where one has a multiprocessor, and where eight have one.
   const auto row_after_row = [](size_t rows, size_t V) {
     INFO("V " << V);
     std::vector<int> targets = some_ids(rows, V, 6);
@@ -154,8 +155,8 @@ TEST_CASE("cross_entropy: a block takes row after row, kept or not", "[bitwise]"
     RowTrial(random_values<float>(rows * V, 5, 20.0f), targets, 0.125f).on_every_device();
   };
 #ifdef __CUDACC__
-  row_after_row(3000, 1030);
-  for (size_t V : {16001, 32002, 51200, 57000}) row_after_row(400, V);  // the last one is not kept
+  row_after_row(24 * multiprocessors() + 3, 1030);
+  for (size_t V : {16001, 32002, 51200, 57000}) row_after_row(3 * multiprocessors() + 3, V);  // the last is not kept
 #else
   const KeepsSimtConfig restore;
   simt::config.shared_limit = shared_limit_sm_90;

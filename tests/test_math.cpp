@@ -201,7 +201,7 @@ TEST_CASE("math: a GPU's quotient in a sigmoid is rounded as a division", "[math
   REQUIRE(std::isnan(detail::newton_quotient(NAN, 1.0f + NAN)));
 }
 
-TEST_CASE("math: the same of every e", "[.exhaustive]") {
+TEST_CASE("math: a GPU's quotient in a sigmoid, of every exponential", "[.exhaustive]") {
   divides_in_a_sigmoid(0.0f, 1);
 }
 

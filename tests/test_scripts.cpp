@@ -20,7 +20,7 @@ TEST_CASE("scripts: the lint refuses PTX that the CPU does not follow bit for bi
                  {bad, "FAIL  ptx_lint a.ptx: the CPU does not give the bits of the instructions above"}));
   ended(lint(rounded + "\twgmma.mma_async.sync.aligned.m64n256k16.f32.bf16.bf16 {%f1}, %rd1, %rd2, %p, 1, -1, 0, 0;\n"),
         1);
-  // The maximum with +0 is the CPU's x > 0 ? x : 0; with -0 it is not.
+  // The maximum with +0 is the CPU's x > 0 ? x : 0, and so with -inf; with -0 it is not.
   ended(lint(rounded + "\tmax.f32 \t%f75, %f30, 0f00000000;\n\tmax.f32 \t%f75, %f30, 0fFF800000;\n"));
   REQUIRE(count(lint(rounded + "\tmax.f32 \t%f75, %f30, 0f80000000;\n\tmin.f32 \t%f75, %f30, 0f00000000;\n").text,
                 "%f75") == 2);

@@ -76,7 +76,7 @@ struct Eight {
 __device__ inline Eight load_eight(const bf16* x) {
   const Chunk c = *reinterpret_cast<const Chunk*>(x);
   Eight r;
-  for (int i = 0; i < chunk; i++) r.v[i] = bits_float(i % 2 ? c.x[i / 2] & 0xffff0000u : c.x[i / 2] << 16);
+  for (int i = 0; i < chunk; i++) r.v[i] = i % 2 ? high_bf16(c.x[i / 2]) : low_bf16(c.x[i / 2]);
   return r;
 }
 __device__ inline Eight load_eight(const float* x) {

@@ -46,8 +46,8 @@ __device__ inline void state_dot_of_block(float* sums_of_warps, const bf16* S, c
     const Chunk x = *reinterpret_cast<const Chunk*>(S + e), y = *reinterpret_cast<const Chunk*>(dS + e);
 #pragma unroll
     for (int i = 0; i < 4; i++) {
-      sum = fused(bits_float(x.x[i] << 16), bits_float(y.x[i] << 16), sum);
-      sum = fused(bits_float(x.x[i] & 0xffff0000u), bits_float(y.x[i] & 0xffff0000u), sum);
+      sum = fused(low_bf16(x.x[i]), low_bf16(y.x[i]), sum);
+      sum = fused(high_bf16(x.x[i]), high_bf16(y.x[i]), sum);
     }
   }
   for (int flip = 1; flip < 32; flip *= 2) sum = sum + __shfl_xor_sync(0xffffffffu, sum, flip);

@@ -40,7 +40,7 @@ struct Two {
 using Pair = uint32_t __attribute__((may_alias));
 __device__ inline Two load_two(const bf16* p) {
   const uint32_t pair = *reinterpret_cast<const Pair*>(p);
-  return {{bits_float(pair << 16), bits_float(pair & 0xffff0000u)}};
+  return {{low_bf16(pair), high_bf16(pair)}};
 }
 __device__ inline void store_two(bf16* p, float low, float high) {
   *reinterpret_cast<Pair*>(p) = two_bf16(low, high);
