@@ -67,21 +67,36 @@ void allow_shared(const void* kernel, size_t shared_bytes, Check check) {
 
 // kernel<<<grid, block, shared_bytes, stream>>>(args...), checked, on whichever device this build's kernels
 // run. An empty grid is an operation over no elements: nothing to do.
+// In clusters of so many blocks, neighbours in x, of which grid.x is a multiple: they run at once, and reach each
+// other's shared memory (core/tma.cuh).
 template <class... P, class... A>
-void launch(void (*kernel)(P...), dim3 grid, dim3 block, size_t shared_bytes, Context& ctx, A... args) {
+void launch_clusters(void (*kernel)(P...), dim3 grid, dim3 block, unsigned cluster, size_t shared_bytes, Context& ctx,
+                     A... args) {
   require(ctx.device == kernel_device, "launch: a kernel was sent to %s", name_of(ctx.device));
   if (grid.x == 0 || grid.y == 0 || grid.z == 0) return;
 #ifdef __CUDACC__
   const auto* const address = reinterpret_cast<const void*>(kernel);
   const auto check = [&](cudaError_t answer) { launch_check(answer, address, grid, block, shared_bytes); };
   allow_shared(address, shared_bytes, check);
-  kernel<<<grid, block, shared_bytes, ctx.stream>>>(static_cast<P>(args)...);
-  check(cudaGetLastError());
+  if (cluster == 1) {
+    kernel<<<grid, block, shared_bytes, ctx.stream>>>(static_cast<P>(args)...);
+    return check(cudaGetLastError());
+  }
+  cudaLaunchAttribute in_clusters = {};
+  in_clusters.id = cudaLaunchAttributeClusterDimension;
+  in_clusters.val.clusterDim = {cluster, 1, 1};
+  cudaLaunchConfig_t config = {grid, block, shared_bytes, ctx.stream, &in_clusters, 1};
+  check(cudaLaunchKernelEx(&config, kernel, static_cast<P>(args)...));
 #else
   const std::tuple<P...> given(static_cast<P>(args)...);
-  ctx.enqueue(
-      [=] { std::apply([&](const P&... p) { simt::launch(kernel, grid, block, shared_bytes, p...); }, given); });
+  ctx.enqueue([=] {
+    std::apply([&](const P&... p) { simt::launch_clusters(kernel, grid, block, cluster, shared_bytes, p...); }, given);
+  });
 #endif
+}
+template <class... P, class... A>
+void launch(void (*kernel)(P...), dim3 grid, dim3 block, size_t shared_bytes, Context& ctx, A... args) {
+  launch_clusters(kernel, grid, block, 1, shared_bytes, ctx, args...);
 }
 
 // How many this build's kernel device has. Each runs blocks of its own.

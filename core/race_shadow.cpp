@@ -82,7 +82,7 @@ struct {
   Memory stack;
 } current;
 const void* dynamic_begin;
-size_t dynamic_bytes, dynamic_capacity;  // what the launch asked for; what there is
+size_t dynamic_bytes, dynamic_piece, dynamic_capacity;  // what the launch asked for; what a block has, and all
 
 // What no access to is recorded of: the stack of the thread that runs, and all memory while no kernel does. Only the OS
 // thread inside simt::launch ever records. Most accesses end at this one comparison.
@@ -233,7 +233,8 @@ void record_access(uintptr_t address, size_t bytes, Kind kind, const void* pc) {
                 .bytes = 0,
                 .write = kind == write || kind == atomic_write,
                 .atomic = kind >= atomic_read};
-  if (within(address, dynamic_begin, dynamic_capacity) && !within(address + bytes - 1, dynamic_begin, dynamic_bytes)) {
+  if (within(address, dynamic_begin, dynamic_capacity) &&
+      (address - uintptr_t(dynamic_begin)) % dynamic_piece + bytes > dynamic_bytes) {
     report({{}, now, true, Fault::overrun});
     return;
   }
@@ -251,10 +252,11 @@ __forceinline__ void access(const volatile void* p, size_t bytes, Kind kind, con
 
 }  // namespace
 
-void launch_begins(const void* shared, size_t bytes, size_t capacity) {
+void launch_begins(const void* shared, size_t bytes, size_t piece, unsigned ranks) {
   dynamic_begin = shared;
   dynamic_bytes = bytes;
-  dynamic_capacity = capacity;
+  dynamic_piece = piece;
+  dynamic_capacity = ranks * piece;
   first_block = block_serial + 1;
   found.clear();
 }

@@ -21,12 +21,12 @@
 // and stores (not seen), variables that kernels only read and that are neither const nor shared memory
 // (reported as unwritten).
 //
-//   flags="-std=c++20 -O1 -g1 -fopenmp -I. -DSIMT_RACE_SHADOW"
+//   flags="-std=c++20 -O1 -g1 -gdwarf-4 -fopenmp -I. -DSIMT_RACE_SHADOW"    DWARF 4: addr2line then names the right file
 //   g++ $flags -fsanitize=thread -c tests/test_x.cpp tests/catch_main.cpp         every file but these two:
 //   g++ $flags -c core/simt.cpp core/race_shadow.cpp
 //   g++ *.o -fopenmp -lboost_context -o test_x                                    no -fsanitize=thread here
-// (clang: -gdwarf-4, so that addr2line names the right file.) Code outside kernels is instrumented as well,
-// in any number of OpenMP threads; it is not recorded. tests/test_planted_bugs.cpp
+// Code outside kernels is instrumented as well, in any number of OpenMP threads; it is not recorded.
+// tests/test_planted_bugs.cpp
 #pragma once
 #include <cstddef>
 #include <cstdint>
@@ -39,16 +39,16 @@ namespace simt::shadow {
 using Known = std::vector<uint32_t>;
 
 #ifdef SIMT_RACE_SHADOW
-// What the runtime tells: a launch begins, with its dynamic shared memory, which is the front of a larger piece; a
-// block begins; which thread goes on, to be recorded, and its stack, which is its own business; whether to record what
+// What the runtime tells: a launch begins, with its dynamic shared memory, which is the front of a larger piece, one
+// behind the other for the blocks of a cluster; a block begins, or a cluster; which thread goes on, to be recorded, and its stack, which is its own business; whether to record what
 // runs; who has met whom. The last one returns the distinct races of the launch, in words.
-void launch_begins(const void* shared, size_t bytes, size_t capacity);
+void launch_begins(const void* shared, size_t bytes, size_t piece, unsigned ranks);
 void block_begins();
 void runs(unsigned thread, const void* stack, size_t stack_bytes);
 void record(bool on);
 void block_synced();
 void warp_synced(unsigned warp, unsigned lanes);
-void tells(Known&);         // the thread that runs arrives at an mbarrier
+void tells(Known&);         // the thread that runs arrives at an mbarrier, or at a barrier of a cluster's blocks
 void learns(const Known&);  // it has passed one
 std::vector<std::string> launch_ends();
 
@@ -57,7 +57,7 @@ std::vector<std::string> launch_ends();
 using Listener = void (*)(uintptr_t address, size_t bytes, bool write, const void* pc);
 extern Listener listener;
 #else
-inline void launch_begins(const void*, size_t, size_t) {}
+inline void launch_begins(const void*, size_t, size_t, unsigned) {}
 inline void block_begins() {}
 inline void runs(unsigned, const void*, size_t) {}
 inline void record(bool) {}

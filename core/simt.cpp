@@ -170,12 +170,16 @@ struct Mbarrier {
   shadow::Known gathered, over;  // from those who arrived in this phase, and in the one before
 };
 
+struct Meeting;
+
 struct Thread {
   uint3 index;
+  unsigned rank;  // of its block in the cluster
   State state;
   Fiber* fiber;  // null until the thread begins
   Place at;      // where it waits
   // at a barrier:
+  const Meeting* meeting;
   const void* frame;  // barrier's own, from which the calls that led there can be followed
   uint64_t calls;     // a hash of them; 0: not known
   // in a warp collective:
@@ -189,6 +193,14 @@ struct Thread {
 
 struct Warp {
   unsigned live, waiting;  // lanes that have not returned; lanes in a collective
+};
+
+// A barrier of a block, or of the cluster.
+struct Meeting {
+  unsigned live = 0;         // of its threads, those that have not returned
+  Votes coming{}, passed{};  // now, and the time before
+  Thread* first = nullptr;   // of those who have come
+  shadow::Known gathered{}, over{};
 };
 
 struct Unwind {};  // thrown through the kernels of a block given up
@@ -247,17 +259,19 @@ struct StaticArray {
   bool filled;  // in this block
 };
 
+// A block, or those of a cluster, which run together: the threads of the first one, then those of the next.
 struct Block {
   Thread threads[max_threads];
   Warp warps[max_warps];
   Runnable runnable;
   Thread* current;
-  unsigned size, live;   // threads; those that have not returned
-  Votes coming, passed;  // at the barrier now, and at the one before
-  Thread* first_at_barrier;
+  unsigned ranks, size;  // blocks; threads of all of them
+  Meeting cluster, meetings[max_warps];
   void (*body)(void*);
   void* argument;
-  size_t dynamic_bytes;
+  unsigned first_x;                        // blockIdx.x of the first
+  unsigned char* shared;                   // its dynamic shared memory
+  size_t dynamic_bytes, shared_pitch;      // of each; from one's to the next one's
   std::vector<StaticArray> static_arrays;  // those that threads of this launch have come past
   std::map<const void*, Mbarrier> mbarriers;
   std::string fault;  // what ended it; empty while all is well
@@ -273,6 +287,10 @@ unsigned index_of(const Thread& t) {
 __forceinline__ void become(Thread& t) {
   block.current = &t;
   threadIdx = t.index;
+  if (block.ranks > 1) {
+    blockIdx.x = block.first_x + t.rank;
+    dynamic_shared = block.shared + t.rank * block.shared_pitch;
+  }
   shadow::runs(index_of(t), t.fiber->stack, t.fiber->stack_bytes);
 }
 
@@ -354,7 +372,8 @@ std::string who_waits_where() {
     std::string where = "returned";
     if (t.state == State::runnable) continue;
     if (t.state == State::at_barrier)
-      where = format("at a block barrier in %s:%d%s", t.at.file, t.at.line, calls_of(t).c_str());
+      where = format("at a %s barrier in %s:%d%s", t.meeting == &block.cluster ? "cluster" : "block", t.at.file,
+                     t.at.line, calls_of(t).c_str());
     if (t.state == State::at_collective)
       where = format("at a warp collective of lanes 0x%08x in %s:%d", t.mask, t.at.file, t.at.line);
     if (t.state == State::at_mbarrier)
@@ -420,11 +439,33 @@ __forceinline__ void wait_for_turn() {
   }
 }
 
-void release_barrier() {
-  block.passed = std::exchange(block.coming, {});
-  shadow::block_synced();
+// Where all have come who are left, they go on.
+void try_meeting(Meeting& m) {
+  if (m.live == 0 || m.coming.all < m.live) return;
+  m.passed = std::exchange(m.coming, {});
+  m.over = std::exchange(m.gathered, {});
+  if (block.ranks == 1) shadow::block_synced();
   for (Thread* t = block.threads; t != block.threads + block.size; t++)
-    if (t->state == State::at_barrier) make_runnable(*t);
+    if (t->state == State::at_barrier && t->meeting == &m) make_runnable(*t);
+}
+
+__forceinline__ Votes meet(Meeting& m, bool vote, Place at) {
+  Thread& me = *block.current;
+  me.at = at;
+  me.meeting = &m;
+  me.frame = __builtin_frame_address(0);
+  me.calls = hash_of_calls(me);
+  me.state = State::at_barrier;
+  if (!m.coming.all) m.first = &me;
+  if (&m != &block.cluster && !same_barrier(*m.first, me))  // (that one is not .aligned)
+    fail("threads of one block meet at different barriers; %s", who_waits_where().c_str());
+  m.coming.yes += vote;
+  m.coming.all++;
+  if (block.ranks > 1) shadow::tells(m.gathered);
+  try_meeting(m);
+  wait_for_turn();
+  if (block.ranks > 1) shadow::learns(m.over);
+  return m.passed;
 }
 
 // If all live lanes of `mask` wait for each other: combine their records and let them go.
@@ -456,7 +497,10 @@ void thread_returned(Thread& me) {
   Warp& warp = block.warps[w];
   me.state = State::returned;
   warp.live &= ~(1u << i % warpSize);
-  if (--block.live && block.coming.all == block.live) release_barrier();
+  for (Meeting* m : {&block.meetings[me.rank], &block.cluster}) {
+    m->live--;
+    try_meeting(*m);
+  }
   for (unsigned bits = warp.waiting; bits; bits &= bits - 1)
     if (warp.waiting & bits & -bits) try_collective(w, block.threads[w * warpSize + std::countr_zero(bits)].mask);
 }
@@ -468,8 +512,8 @@ void run_threads(Fiber& me) {
     try {
       block.body(block.argument);
       thread_returned(thread);
-      if (block.live && block.runnable.empty()) land_copies();
-      if (block.live && block.runnable.empty()) fail("deadlock; %s", who_waits_where().c_str());
+      if (block.cluster.live && block.runnable.empty()) land_copies();
+      if (block.cluster.live && block.runnable.empty()) fail("deadlock; %s", who_waits_where().c_str());
     } catch (const Unwind&) {
     } catch (const std::exception& e) {
       give_up(format("thread %u: %s", index_of(thread), e.what()));
@@ -478,7 +522,7 @@ void run_threads(Fiber& me) {
     }
     thread.state = State::returned;
     Fiber* to = &launching;
-    if (block.fault.empty() && block.live) {
+    if (block.fault.empty() && block.cluster.live) {
       Thread& next = block.threads[block.runnable.take()];
       if (!next.fiber) next.fiber = &me;
       become(next);
@@ -492,8 +536,8 @@ void run_threads(Fiber& me) {
 
 void run_block() {
   block.mbarriers.clear();
-  block.live = block.size;
-  block.coming = {};
+  block.cluster = {.live = block.size};
+  for (unsigned rank = 0; rank < block.ranks; rank++) block.meetings[rank] = {.live = block.size / block.ranks};
   block.runnable.begin_block();
   for (unsigned i = 0; i < block.size; i++) {
     block.threads[i].fiber = nullptr;
@@ -520,40 +564,48 @@ void run_block() {
   throw gated::Error(block.fault);
 }
 
-// Shared memory of a launch: the dynamic part and a margin after it, all NaN, so that reading past the end shows too,
-// and the static arrays, each of which is filled when the block's first thread comes past it.
+// Shared memory of a launch: of each block of a cluster the dynamic part and a margin after it, all NaN, so that reading
+// past the end shows too, and the static arrays, each of which is filled when the block's first thread comes past it.
 class SharedMemory {
  public:
-  explicit SharedMemory(size_t bytes) : bytes_(bytes) {
-    if (config.shared_limit + margin > capacity) {
-      free(dynamic_shared);
-      capacity = (config.shared_limit + margin + 1023) / 1024 * 1024;
-      dynamic_shared = static_cast<unsigned char*>(aligned_alloc(1024, capacity));
-      require(dynamic_shared, "simt: no memory for %zu bytes of dynamic shared memory", capacity);
+  SharedMemory(size_t bytes, unsigned ranks)
+      : bytes_(bytes), pitch_((config.shared_limit + margin + 1023) / 1024 * 1024) {
+    if (const size_t all = pitch_ * ranks; all > capacity) {
+      free(begin);
+      begin = static_cast<unsigned char*>(aligned_alloc(1024, all));
+      require(begin, "simt: no memory for %zu bytes of dynamic shared memory", all);
+      capacity = all;
     }
-    memset(dynamic_shared + bytes, 0xFF, margin);
-    ASAN(ASAN_POISON_MEMORY_REGION(dynamic_shared + bytes, capacity - bytes);)
-    shadow::launch_begins(dynamic_shared, bytes, capacity);
+    for (unsigned rank = 0; rank < ranks; rank++) {
+      memset(begin + rank * pitch_ + bytes, 0xFF, margin);
+      ASAN(ASAN_POISON_MEMORY_REGION(begin + rank * pitch_ + bytes, pitch_ - bytes);)
+    }
+    shadow::launch_begins(begin, bytes, pitch_, ranks);
+    dynamic_shared = block.shared = begin;
     block.dynamic_bytes = bytes;
+    block.shared_pitch = pitch_;
     block.static_arrays.clear();
   }
-  ~SharedMemory() { ASAN(ASAN_UNPOISON_MEMORY_REGION(dynamic_shared, capacity);) }
+  ~SharedMemory() { ASAN(ASAN_UNPOISON_MEMORY_REGION(begin, capacity);) }
   void fill() {
-    memset(dynamic_shared, 0xFF, bytes_);
+    for (unsigned rank = 0; rank < block.ranks; rank++) memset(begin + rank * pitch_, 0xFF, bytes_);
     for (StaticArray& a : block.static_arrays) a.filled = false;
   }
   void check_margin() {
     ASAN(return;)  // the write has ended the process
-    const unsigned char *behind = dynamic_shared + bytes_, *end = behind + margin;
-    const auto* byte = std::find_if(behind, end, [](unsigned char b) { return b != 0xFF; });
-    require(byte == end, "simt: block (%u,%u,%u) wrote byte %zu of %zu bytes of dynamic shared memory", blockIdx.x,
-            blockIdx.y, blockIdx.z, size_t(byte - dynamic_shared), bytes_);
+    for (unsigned rank = 0; rank < block.ranks; rank++) {
+      const unsigned char *behind = begin + rank * pitch_ + bytes_, *end = behind + margin;
+      const auto* byte = std::find_if(behind, end, [](unsigned char b) { return b != 0xFF; });
+      require(byte == end, "simt: block (%u,%u,%u) wrote byte %zu of %zu bytes of dynamic shared memory",
+              block.first_x + rank, blockIdx.y, blockIdx.z, bytes_ + size_t(byte - behind), bytes_);
+    }
   }
 
  private:
   static constexpr size_t margin = 512;
+  static inline unsigned char* begin = nullptr;
   static inline size_t capacity = 0;
-  const size_t bytes_;
+  const size_t bytes_, pitch_;
 };
 
 }  // namespace
@@ -572,6 +624,8 @@ const std::vector<std::string>& races() {
 }
 
 void enter_static_shared(void* begin, size_t bytes) {
+  require(block.ranks == 1,
+          "simt: static shared memory in a cluster; expected DYNAMIC_SHARED, of which each block has one");
   size_t total = bytes;
   for (StaticArray& a : block.static_arrays) {
     if (a.begin == begin) {
@@ -586,18 +640,20 @@ void enter_static_shared(void* begin, size_t bytes) {
 }
 
 Votes barrier(bool vote, Place at) {
-  Thread& me = *block.current;
-  me.at = at;
-  me.frame = __builtin_frame_address(0);
-  me.calls = hash_of_calls(me);
-  me.state = State::at_barrier;
-  if (!block.coming.all) block.first_at_barrier = &me;
-  if (!same_barrier(*block.first_at_barrier, me))
-    fail("threads of one block meet at different barriers; %s", who_waits_where().c_str());
-  block.coming.yes += vote;
-  if (++block.coming.all == block.live) release_barrier();
-  wait_for_turn();
-  return block.passed;
+  return meet(block.meetings[block.current->rank], vote, at);
+}
+
+void cluster_barrier(Place at) {
+  meet(block.cluster, false, at);
+}
+
+unsigned cluster_rank() {
+  return block.current->rank;
+}
+
+ptrdiff_t way_to_rank(unsigned rank) {
+  require(rank < block.ranks, "simt: shared memory of block %u of a cluster of %u", rank, block.ranks);
+  return ptrdiff_t(rank * block.shared_pitch) - ptrdiff_t(block.current->rank * block.shared_pitch);
 }
 
 void collective(unsigned mask, void* record, Combine combine, Place at) {
@@ -633,6 +689,11 @@ void collective(unsigned mask, void* record, Combine combine, Place at) {
 static Mbarrier& mbarrier_at(const void* barrier, Place at) {
   const auto found = block.mbarriers.find(barrier);
   require(found != block.mbarriers.end(), "no barrier was made at this address, %s:%d", at.file, at.line);
+  if (block.ranks > 1) {
+    const size_t rank = size_t(static_cast<const unsigned char*>(barrier) - block.shared) / block.shared_pitch;
+    require(block.meetings[rank].live > 0, "block %zu of the cluster has ended, and its barrier is come to, %s:%d",
+            rank, at.file, at.line);
+  }
   return found->second;
 }
 
@@ -671,13 +732,18 @@ void missing_lane(unsigned source, Place at) {
   fail("a shuffle at %s:%d reads lane %u, which is not in its mask or has returned", at.file, at.line, source);
 }
 
-void run_grid(dim3 grid, dim3 shape, size_t shared_bytes, void (*body)(void*), void* argument) {
+void run_grid(dim3 grid, dim3 shape, unsigned ranks, size_t shared_bytes, void (*body)(void*), void* argument) {
   const uint64_t threads = uint64_t(shape.x) * shape.y * shape.z;
   require(threads >= 1 && threads <= max_threads && shape.x <= 1024 && shape.y <= 1024 && shape.z <= 64,
           "simt: a block of (%u,%u,%u) threads, expected 1 to %u in all and at most 64 in z", shape.x, shape.y, shape.z,
           max_threads);
   require(grid.x >= 1 && grid.y >= 1 && grid.z >= 1 && grid.x <= 0x7FFFFFFF && grid.y <= 65535 && grid.z <= 65535,
           "simt: a grid of (%u,%u,%u) blocks, expected (1,1,1) to (2147483647,65535,65535)", grid.x, grid.y, grid.z);
+  require(ranks >= 1 && grid.x % ranks == 0,
+          "simt: a grid of (%u,%u,%u) blocks, expected a multiple of the cluster's %u", grid.x, grid.y, grid.z, ranks);
+  require(ranks == 1 || (threads % warpSize == 0 && ranks * threads <= max_threads),
+          "simt: clusters of %u blocks of %zu threads, expected whole warps, and at most %u threads", ranks,
+          size_t(threads), max_threads);
   gated::shared_must_be_asked_for(0, shared_bytes, config.shared_limit);
   require(!running.exchange(true), "simt: a launch while a kernel runs (in a kernel, or on a second OS thread)");
   struct Finish {
@@ -688,19 +754,23 @@ void run_grid(dim3 grid, dim3 shape, size_t shared_bytes, void (*body)(void*), v
   } finish;
   blockDim = shape;
   gridDim = grid;
-  block.size = threads;
+  block.ranks = ranks;
+  block.size = ranks * threads;
   block.body = body;
   block.argument = argument;
   block.fault.clear();
   random_state = config.seed;
-  for (unsigned i = 0; i < threads; i++)
-    block.threads[i].index = {i % shape.x, i / shape.x % shape.y, i / shape.x / shape.y};
+  for (unsigned i = 0; i < block.size; i++) {
+    const unsigned in_block = i % threads;
+    block.threads[i].index = {in_block % shape.x, in_block / shape.x % shape.y, in_block / shape.x / shape.y};
+    block.threads[i].rank = i / threads;
+  }
   races_found.clear();
-  SharedMemory shared(shared_bytes);
+  SharedMemory shared(shared_bytes, ranks);
   for (unsigned z = 0; z < grid.z; z++)
     for (unsigned y = 0; y < grid.y; y++)
-      for (unsigned x = 0; x < grid.x; x++) {
-        blockIdx = {x, y, z};
+      for (unsigned x = 0; x < grid.x; x += ranks) {
+        blockIdx = {block.first_x = x, y, z};
         shared.fill();
         run_block();
         shared.check_margin();

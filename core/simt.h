@@ -2,7 +2,8 @@
 // through in gdb without a GPU. A CUDA thread is a fiber; a collective suspends it until its partners come.
 //
 //   launch   blocks run one after another on the calling OS thread, a block's threads cooperatively: a thread
-//            runs until it returns or waits. So a kernel must not spin on what another has yet to write.
+//            runs until it returns or waits. So a kernel must not spin on what another has yet to write. The blocks of a
+//            cluster run together, as threads of one block would; messages number their threads through.
 //   order    SIMT_ORDER=forward|reverse|random|priority and SIMT_SEED=n, or simt::config: which runnable
 //            thread goes on. A correct kernel gives the same bits in every order; one that lacks a barrier
 //            seldom does.
@@ -178,17 +179,21 @@ inline unsigned ballot(unsigned mask, bool vote, Place at) {
 
 extern SIMT_HIDDEN unsigned char* dynamic_shared;
 void enter_static_shared(void* begin, size_t bytes);
-void run_grid(dim3 grid, dim3 block, size_t shared_bytes, void (*body)(void*), void* argument);
+void run_grid(dim3 grid, dim3 block, unsigned cluster, size_t shared_bytes, void (*body)(void*), void* argument);
 
-// kernel<<<grid, block, shared_bytes>>>(args...); returns when every thread has.
+// kernel<<<grid, block, shared_bytes>>>(args...) in clusters of so many neighbours in x; returns when every thread has.
 template <class... P, class... A>
-void launch(void (*kernel)(P...), dim3 grid, dim3 block, size_t shared_bytes, A&&... args) {
+void launch_clusters(void (*kernel)(P...), dim3 grid, dim3 block, unsigned cluster, size_t shared_bytes, A&&... args) {
   struct Call {
     void (*kernel)(P...);
     std::tuple<P...> args;
   } call{kernel, std::tuple<P...>(std::forward<A>(args)...)};
   const auto body = [](void* p) { std::apply(static_cast<Call*>(p)->kernel, static_cast<Call*>(p)->args); };
-  run_grid(grid, block, shared_bytes, body, &call);
+  run_grid(grid, block, cluster, shared_bytes, body, &call);
+}
+template <class... P, class... A>
+void launch(void (*kernel)(P...), dim3 grid, dim3 block, size_t shared_bytes, A&&... args) {
+  launch_clusters(kernel, grid, block, 1, shared_bytes, std::forward<A>(args)...);
 }
 
 // *p = f(*p) in one step; returns what was there.

@@ -15,4 +15,10 @@ void mbarrier_wait(const void* barrier, unsigned parity, Place at);
 // Later: a box of this matrix, whose bytes count there.
 void mbarrier_copy(const void* barrier, unsigned char* to, const gated::TmaMatrix& from, int x, int y, Place at);
 
+// Of a cluster's blocks: which one this is; all threads of all of them meet; from shared memory of this block to the
+// same place of another's.
+unsigned cluster_rank();
+void cluster_barrier(Place at);
+ptrdiff_t way_to_rank(unsigned rank);
+
 }  // namespace simt

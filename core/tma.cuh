@@ -19,10 +19,21 @@
 //   tma_copy(...)             a box into shared memory, on a boundary of 1024 bytes. All of its bytes count, those too
 //                             that lie outside of the matrix and come as 0
 //
+// Blocks of a cluster, neighbours that run at once (launch_clusters(), core/launch.cuh), reach each other's shared memory:
+// what two of them read of a matrix comes from L2 once, and into both.
+//
+//   cluster_rank()             which one of the cluster's blocks this is
+//   cluster_barrier()          all threads of all of them meet. Once before the first of what follows, behind the
+//                              fence_mbarrier_init() of whoever has made barriers; once behind the last, since a block
+//                              must not end while others may still write to it
+//   Mbarrier::arrive_at(rank)  one arrival, at that block's barrier in the same place. It says that this thread has read:
+//                              what it has written, another block may not have seen yet (that takes a fence of the GPU)
+//   tma_copy_to_all<n>(...)    a box into each of n blocks, in the same place; its bytes count at the barrier of each
+//
 // Copies write by the async proxy, by which wgmma reads: between them the barrier is enough. So it is between products
 // that have been waited for and the next copy over what they have read.
 // A block must not end before its copies have arrived: their bytes would come into the shared memory of another.
-//   (PTX ISA 9.0, 9.7.9.27.1: cp.async.bulk.tensor; 9.7.13.15: mbarrier)
+//   (PTX ISA 9.0, 9.7.9.27.1: cp.async.bulk.tensor; 9.7.13.4: barrier.cluster; 9.7.13.15: mbarrier)
 // tests/test_tma.cpp
 #pragma once
 #include "core/context.cuh"
@@ -85,6 +96,13 @@ class Mbarrier {
     asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(address()), "r"(announced_bytes)
                  : "memory");
   }
+  __device__ void arrive_at(unsigned rank) {
+    asm volatile(
+        "{\n\t.reg .b32 %%there;\n\tmapa.shared::cluster.u32 %%there, %0, %1;\n\t"
+        "mbarrier.arrive.shared::cluster.b64 _, [%%there];\n\t}" ::"r"(address()),
+        "r"(rank)
+        : "memory");
+  }
   // (try_wait sleeps a while in the hardware, and may wake up too early)
   __device__ void wait(unsigned parity) {
     unsigned is_over;
@@ -111,6 +129,26 @@ __device__ inline void tma_copy(unsigned char* to, const TensorMap& map, int x, 
       "l"(&map), "r"(x), "r"(y), "r"(counts_there.address())
       : "memory");
 }
+template <int ranks>
+__device__ inline void tma_copy_to_all(unsigned char* to, const TensorMap& map, int x, int y, Mbarrier& counts_there) {
+  asm volatile(
+      "cp.async.bulk.tensor.2d.shared::cluster.global.mbarrier::complete_tx::bytes.multicast::cluster "
+      "[%0], [%1, {%2, %3}], [%4], %5;" ::"r"(shared_address(to)),
+      "l"(&map), "r"(x), "r"(y), "r"(counts_there.address()), "h"(uint16_t((1 << ranks) - 1))
+      : "memory");
+}
+
+__device__ inline unsigned cluster_rank() {
+  unsigned rank;
+  asm("mov.u32 %0, %%cluster_ctarank;" : "=r"(rank));
+  return rank;
+}
+__device__ inline void cluster_barrier() {
+  asm volatile("barrier.cluster.arrive.release;\n\tbarrier.cluster.wait.acquire;" ::: "memory");
+}
+__device__ inline void fence_mbarrier_init() {
+  asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
+}
 
 #else
 
@@ -132,6 +170,10 @@ class Mbarrier {
   void arrive(unsigned announced_bytes, simt::Place at = simt::Place::here()) {
     touch();
     simt::mbarrier_arrive(this, announced_bytes, at);
+  }
+  void arrive_at(unsigned rank, simt::Place at = simt::Place::here()) { of_rank(rank).arrive(0, at); }
+  Mbarrier& of_rank(unsigned rank) {
+    return *reinterpret_cast<Mbarrier*>(reinterpret_cast<unsigned char*>(this) + simt::way_to_rank(rank));
   }
   void wait(unsigned parity, simt::Place at = simt::Place::here()) {
     touch();
@@ -159,6 +201,21 @@ inline void tma_copy(unsigned char* to, const TensorMap& map, int x, int y, Mbar
   });
   simt::mbarrier_copy(&counts_there, to, map, x, y, at);
 }
+template <int ranks>
+void tma_copy_to_all(unsigned char* to, const TensorMap& map, int x, int y, Mbarrier& counts_there,
+                     simt::Place at = simt::Place::here()) {
+  for (unsigned rank = 0; rank < ranks; rank++)
+    tma_copy(to + simt::way_to_rank(rank), map, x, y, counts_there.of_rank(rank), at);
+}
+
+inline unsigned cluster_rank() {
+  return simt::cluster_rank();
+}
+inline void cluster_barrier(simt::Place at = simt::Place::here()) {
+  simt::cluster_barrier(at);
+}
+// What a missing one does is seen in the rehearsal (ptx/machine.h).
+inline void fence_mbarrier_init() {}
 
 #endif
 

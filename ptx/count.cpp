@@ -48,8 +48,8 @@ uint64_t Counter::wavefronts(const std::vector<uint64_t>& addresses, unsigned by
   return turns;
 }
 
-std::vector<uint64_t> Counter::blocks_of(const Kernel& kernel, Extent grid, Extent block, size_t dynamic,
-                                         const void* parameters) {
+std::vector<uint64_t> Counter::blocks_of(const Kernel& kernel, Extent grid, Extent block, unsigned cluster,
+                                         size_t dynamic, const void* parameters) {
   std::string key = kernel.name;
   for (const Extent& e : {grid, block, {unsigned(dynamic)}})
     for (unsigned n : {e.x, e.y, e.z}) key.append(1, ' ').append(std::to_string(n));
@@ -68,17 +68,26 @@ std::vector<uint64_t> Counter::blocks_of(const Kernel& kernel, Extent grid, Exte
     launches_[found->second].times++;
     return {};
   }
-  launches_.push_back(
-      {kernel.name, kernel.file, std::hash<std::string>()(key), grid, block, dynamic, kernel.static_shared, 1, 0, {}});
+  const uint64_t all = uint64_t(grid.x) * grid.y * grid.z / cluster;
+  launches_.push_back({kernel.name,
+                       kernel.file,
+                       std::hash<std::string>()(key),
+                       grid,
+                       block,
+                       all,
+                       dynamic,
+                       kernel.static_shared,
+                       1,
+                       0,
+                       {}});
   launch_ = &launches_.back();
-  const uint64_t all = uint64_t(grid.x) * grid.y * grid.z;
   std::vector<uint64_t> blocks;
   if (no_blocks()) return {};
   if (all <= 6)
     for (uint64_t i = 0; i < all; i++) blocks.push_back(i);
   else
     blocks = {all / 8, 3 * all / 8, 5 * all / 8, 7 * all / 8, 0, all - 1};
-  launch_->sampled = std::min<uint64_t>(all, all <= 6 ? 6 : 4);
+  launch_->sampled = cluster * std::min<uint64_t>(all, all <= 6 ? 6 : 4);
   return blocks;
 }
 
@@ -89,10 +98,10 @@ bool Counter::decides_work(const Kernel& kernel) {
 }
 
 void Counter::begin_block(uint64_t block, uint32_t threads) {
-  const uint64_t all = uint64_t(launch_->grid.x) * launch_->grid.y * launch_->grid.z;
-  in_sum_ = all <= 6 || (block != 0 && block != all - 1);
+  in_sum_ = launch_->all <= 6 || (block != 0 && block != launch_->all - 1);
   threads_ = threads;
-  lines_of_block_.clear(), visits_.clear(), groups_.clear(), read_.clear();
+  lines_of_block_.clear(), visits_.clear(), groups_.clear();
+  for (auto& sectors : read_) sectors.clear();
 }
 
 void Counter::access(const Thread& t, Space space, uint64_t address, unsigned bytes, bool write, unsigned line) {
@@ -100,7 +109,7 @@ void Counter::access(const Thread& t, Space space, uint64_t address, unsigned by
   const uint64_t key = place | visits_[place | t.lane]++;
   Group& group = groups_[key];
   group.addresses.push_back(address);
-  group.bytes = bytes, group.write = write;
+  group.bytes = bytes, group.write = write, group.rank = t.rank;
   if (group.addresses.size() == std::min(32u, threads_ - 32 * t.warp)) {
     finish(line, space, group);
     groups_.erase(key);
@@ -114,7 +123,7 @@ void Counter::finish(unsigned line, Space space, const Group& group) {
     if (group.write) l.sectors += pieces(group.addresses, group.bytes, 32);
     for (uint64_t a : group.addresses)
       for (uint64_t sector = a / 32; !group.write && sector <= (a + group.bytes - 1) / 32; sector++)
-        l.sectors += read_.insert(sector).second;
+        l.sectors += read_[group.rank].insert(sector).second;
     l.wavefronts += pieces(group.addresses, group.bytes, 128);
   } else {
     l.wavefronts += wavefronts(group.addresses, group.bytes);

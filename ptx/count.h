@@ -1,7 +1,7 @@
 // count: what a launch does to memory and to the pipes, counted where its threads run.
 //
 // PTX_COUNT=FILE: no launch runs whole. Of each one that differs from those before in more than its addresses, six
-// blocks run, the first, the last, and four that lie evenly between; FILE says what those four did, summed (all, where
+// blocks (of clusters: six of these) run, the first, the last, and four that lie evenly between; FILE says what those four did, summed (all, where
 // there are no more than six). Device memory is then zeros that take no place, copies of more than a MiB and all
 // memsets are left out, and the device has 132 multiprocessors: a step of a model of any size can be counted on a
 // laptop, and computes nothing. PTX_COUNT_BLOCKS=0: no block runs; FILE then has the launches alone.
@@ -30,8 +30,9 @@ class Counter {
  public:
   // Is there such a file to be written?
   static bool wanted();
-  // Which blocks of this launch to run, in this order; none where it is as one before.
-  std::vector<uint64_t> blocks_of(const Kernel&, Extent grid, Extent block, size_t dynamic, const void* parameters);
+  // Which blocks, or clusters, of this launch to run, in this order; none where it is as one before.
+  std::vector<uint64_t> blocks_of(const Kernel&, Extent grid, Extent block, unsigned cluster, size_t dynamic,
+                                  const void* parameters);
   // What such a kernel writes decides how much others do: it runs whole each time, after its blocks were counted. Of
   // experts, who has which tokens; as all numbers are 0, the same ones have all.
   static bool decides_work(const Kernel& kernel);
@@ -59,13 +60,14 @@ class Counter {
     std::string kernel, file;
     uint64_t call;  // a number for all that makes it this launch
     Extent grid, block;
+    uint64_t all;  // blocks, or clusters
     size_t dynamic, fixed;
     uint64_t times = 0, sampled = 0;
     Lines lines;
   };
   struct Group {  // lanes of a warp that are at a line for the same time
     std::vector<uint64_t> addresses;
-    unsigned bytes = 0;
+    unsigned bytes = 0, rank = 0;
     bool write = false;
   };
   void finish(unsigned line, Space space, const Group& group);
@@ -79,7 +81,7 @@ class Counter {
   // By line, memory, warp and lane: how often it was there. By line, memory, warp and that number: who is there.
   std::unordered_map<uint64_t, uint32_t> visits_;
   std::unordered_map<uint64_t, Group> groups_;
-  std::unordered_set<uint64_t> read_;  // sectors, by this block
+  std::unordered_set<uint64_t> read_[8];  // sectors, by this block, or by those of a cluster
 };
 
 }  // namespace ptx

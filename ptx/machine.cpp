@@ -273,7 +273,8 @@ using Known = std::vector<uint32_t>;
 // A barrier in shared memory, and the copies of which it counts the bytes.
 struct Mbarrier {
   gated::MbarrierCount count;
-  uint32_t maker = 0, fences = 0;  // the thread that made it, and how many fences of proxies it had behind it
+  // The thread that made it, and how many fences of proxies, and of barriers for the cluster, it had behind it.
+  uint32_t maker = 0, fences = 0, init_fences = 0;
   struct Copy {
     gated::TmaMatrix matrix;
     uint64_t to;
@@ -284,7 +285,7 @@ struct Mbarrier {
 };
 
 struct Fiber {
-  enum State { ready, at_barrier, in_warp, at_mbarrier, done } state = done;
+  enum State { ready, at_barrier, at_cluster, in_warp, at_mbarrier, done } state = done;
   Thread thread;
   boost::context::fiber context;
   unsigned line = 0;     // where it waits
@@ -309,7 +310,8 @@ struct Fiber {
   std::deque<Product> products;
   uint32_t first_product = 0, product_groups = 0;
   bool products_fenced = false;
-  uint32_t proxy_fences = 0;
+  uint32_t proxy_fences = 0, init_fences = 0;
+  bool at_cluster_barrier = false;  // has it arrived there, and not waited yet?
   // The barrier that it waits for, and the parity of the phase; has it tried once in vain?
   const Mbarrier* mbarrier = nullptr;
   uint32_t parity = 0;
@@ -330,13 +332,15 @@ struct Cell {
 
 class Machine : Services {
  public:
-  Fault launch(const Kernel& kernel, Index grid, Index block, size_t dynamic_shared, const void* parameters,
-               Counter* counter, const std::vector<uint64_t>& counted);
+  Fault launch(const Kernel& kernel, Index grid, Index block, uint32_t cluster, size_t dynamic_shared,
+               const void* parameters, Counter* counter, const std::vector<uint64_t>& counted);
 
  private:
   [[noreturn]] void fault(Thread&, Space, uint64_t address, unsigned bytes, unsigned line) override;
   [[noreturn]] void refuse(Thread&, const char* why, unsigned line) override;
   void barrier(Thread&, uint32_t number, unsigned line) override;
+  void arrive_at_cluster(Thread&, unsigned line) override;
+  void wait_for_cluster(Thread&, unsigned line) override;
   void meet(Thread&, WarpOp, uint32_t mask, void* record, unsigned line) override;
   void watch(Thread&, Space, uint64_t address, unsigned bytes, bool write, unsigned line) override;
   void copy_async(Thread&, uint64_t to, uint64_t from, uint32_t bytes, unsigned line) override;
@@ -348,10 +352,12 @@ class Machine : Services {
   void wait_products(Thread&, uint32_t pending, unsigned line) override;
   float arrived(Thread&, float mark) override;
   void fence_proxy(Thread& t) override { fiber_of(t).proxy_fences++; }
+  void fence_mbarrier_init(Thread& t) override { fiber_of(t).init_fences++; }
   void make_mbarrier(Thread&, uint64_t address, uint32_t arrivals, unsigned line) override;
   void arrive_at_mbarrier(Thread&, uint64_t address, uint32_t announced_bytes, unsigned line) override;
   bool try_mbarrier(Thread&, uint64_t address, uint32_t parity, unsigned line) override;
-  void copy_box(Thread&, uint64_t to, uint64_t map, int32_t x, int32_t y, uint64_t mbarrier, unsigned line) override;
+  void copy_box(Thread&, uint64_t to, uint64_t map, int32_t x, int32_t y, uint64_t mbarrier, uint32_t ranks,
+                unsigned line) override;
 
   static Fiber& fiber_of(Thread& t) {
     return *reinterpret_cast<Fiber*>(reinterpret_cast<char*>(&t) - offsetof(Fiber, thread));
@@ -362,7 +368,13 @@ class Machine : Services {
   void make_fibers();
   void lay_out_shared(size_t dynamic_shared);
   void run_block(Index ctaid);
-  void pass_barrier();
+  bool pass_barrier(uint32_t rank);
+  bool pass_cluster();
+  void be_in_block(Thread& t, uint32_t rank) { t.shared = shared_.data() + rank * pitch_; }
+  // Where an address of a thread's block stands in shared_.
+  uint64_t place_of(const Thread& t, uint64_t address) const { return uint64_t(t.shared - shared_.data()) + address; }
+  void copy_box_here(Thread&, uint64_t to, const gated::TmaMatrix&, int32_t x, int32_t y, uint64_t mbarrier,
+                     unsigned line);
   bool complete(Fiber& f);
   void finish(Fiber& f);
   void suspend();
@@ -397,13 +409,14 @@ class Machine : Services {
 
   const Kernel* kernel_ = nullptr;
   Index grid_{}, block_{};
-  uint32_t threads_ = 0, warps_ = 0;
+  uint32_t ranks_ = 1, threads_ = 0, warps_ = 0;  // blocks of a cluster; what all of these have
   std::vector<std::unique_ptr<Fiber>> fibers_;
   boost::context::fiber scheduler_;
   Fiber* running_ = nullptr;
   Fault fault_ = Fault::none;
   bool hopper_ = true;
-  std::vector<unsigned char> shared_;
+  std::vector<unsigned char> shared_;  // of one block after the other
+  size_t pitch_ = 0;                   // from one to the next
   std::vector<uint16_t> shared_live_;
   std::vector<uint32_t> warp_order_, lane_order_;
   std::vector<Cell> cells_;  // of shared memory
@@ -423,6 +436,7 @@ class Machine : Services {
   std::map<uint64_t, Mbarrier> mbarriers_;
   std::vector<Known> learned_;  // [thread][other thread], from mbarriers; empty where there was none
   Known warp_times_;            // when all lanes of a warp last met
+  Known in_cluster_;            // from those who are at the cluster's barrier
   uint32_t time_ = 1;
   struct WarpRegisters {
     uint32_t count = 0;
@@ -470,11 +484,14 @@ Order order_wanted() {
 
 // ---- one launch
 
-Fault Machine::launch(const Kernel& kernel, Index grid, Index block, size_t dynamic_shared, const void* parameters,
-                      Counter* counter, const std::vector<uint64_t>& counted) {
+// The blocks of a cluster run together, as the threads of one would: `ranks_` of them are one here.
+Fault Machine::launch(const Kernel& kernel, Index grid, Index block, uint32_t cluster, size_t dynamic_shared,
+                      const void* parameters, Counter* counter, const std::vector<uint64_t>& counted) {
   kernel_ = &kernel;
   grid_ = grid, block_ = block;
-  threads_ = block.x * block.y * block.z;
+  ranks_ = cluster;
+  const uint32_t of_block = block.x * block.y * block.z;
+  threads_ = ranks_ * of_block;
   warps_ = (threads_ + warp_size - 1) / warp_size;
   fault_ = Fault::none;
   hopper_ = compute_capability() >= 90;
@@ -490,22 +507,26 @@ Fault Machine::launch(const Kernel& kernel, Index grid, Index block, size_t dyna
   for (uint32_t i = 0; i < threads_; i++) {
     Thread& t = fibers_[i]->thread;
     t = {};
-    t.tid = {i % block.x, i / block.x % block.y, i / block.x / block.y};
+    const uint32_t in_block = i % of_block;
+    t.tid = {in_block % block.x, in_block / block.x % block.y, in_block / block.x / block.y};
+    t.rank = i / of_block, t.ranks = ranks_;
     t.ntid = block, t.nctaid = grid;
     t.lane = i % warp_size, t.warp = i / warp_size;
     t.parameters = static_cast<const unsigned char*>(parameters);
-    t.shared = shared_.data(), t.shared_live = shared_live_.data(), t.shared_bytes = uint32_t(shared_.size());
+    be_in_block(t, t.rank);
+    t.shared_live = shared_live_.data(), t.shared_bytes = uint32_t(pitch_);
     t.watched = watched;
     t.machine = this;
   }
   Order order = order_wanted();
   lane_order_ = order.of(warp_size);
   warp_order_ = order.of(warps_);
+  const uint32_t wide = grid.x / ranks_;
   const auto run = [&](uint64_t i) {
-    run_block({uint32_t(i % grid.x), uint32_t(i / grid.x % grid.y), uint32_t(i / grid.x / grid.y)});
+    run_block({uint32_t(i % wide) * ranks_, uint32_t(i / wide % grid.y), uint32_t(i / wide / grid.y)});
     return fault_ == Fault::none;
   };
-  const uint64_t blocks = uint64_t(grid.x) * grid.y * grid.z;
+  const uint64_t blocks = uint64_t(wide) * grid.y * grid.z;
   if (counter) {
     for (uint64_t i : counted) {
       counter->begin_block(i, threads_);
@@ -554,8 +575,9 @@ void Machine::make_fibers() {
 void Machine::lay_out_shared(size_t dynamic_shared) {
   const Description& d = *kernel_->description;
   const auto rounded = [](size_t n) { return (n + shared_granule - 1) / shared_granule * shared_granule; };
-  shared_.assign(rounded(d.dynamic_at + dynamic_shared), 0xFF);
-  shared_live_.assign(shared_.size() / shared_granule, 0);
+  pitch_ = rounded(d.dynamic_at + dynamic_shared);
+  shared_.assign(ranks_ * pitch_, 0xFF);
+  shared_live_.assign(pitch_ / shared_granule, 0);
   const auto put = [&](size_t at, size_t bytes) {
     for (size_t i = at; i < at + bytes; i++) shared_live_[i / shared_granule] |= uint16_t(1u << i % shared_granule);
   };
@@ -569,19 +591,20 @@ void Machine::run_block(Index ctaid) {
   for (uint32_t i = 0; i < threads_; i++) {
     Fiber& f = *fibers_[i];
     f.state = Fiber::ready;
-    f.thread.ctaid = ctaid;
+    f.thread.ctaid = {ctaid.x + f.thread.rank, ctaid.y, ctaid.z};
     f.thread.volatile_loads = 0;
     f.thread.local_bytes = 0;
     f.copies.clear();
     f.groups = 0;
     f.products.clear();
-    f.product_groups = f.proxy_fences = 0;
-    f.products_fenced = f.has_tried = false;
+    f.product_groups = f.proxy_fences = f.init_fences = 0;
+    f.products_fenced = f.has_tried = f.at_cluster_barrier = false;
   }
   mbarriers_.clear();
   learned_.clear();
   warp_times_.assign(warps_, 0);
-  registers_.assign(warps_, {registers_at_first(warps_), 0});
+  in_cluster_.clear();
+  registers_.assign(warps_, {registers_at_first(warps_ / ranks_), 0});
   std::fill(written_.begin(), written_.end(), Written());
   for (;;) {
     bool any = false;  // (one warp may let another go on)
@@ -599,7 +622,9 @@ void Machine::run_block(Index ctaid) {
     if (any) continue;
     if (std::all_of(fibers_.begin(), fibers_.begin() + threads_, [](auto& f) { return f->state == Fiber::done; }))
       return check_end();
-    if (!land_copies()) pass_barrier();
+    bool passed = land_copies();
+    for (uint32_t rank = 0; rank < ranks_ && !passed; rank++) passed = pass_barrier(rank);
+    if (!passed && !pass_cluster()) stuck();
     if (fault_ != Fault::none) return;
   }
 }
@@ -618,20 +643,61 @@ void Machine::barrier(Thread& t, uint32_t number, unsigned line) {
   suspend();
 }
 
-void Machine::pass_barrier() {
+// False where not all threads of that block of the cluster have come who are left.
+bool Machine::pass_barrier(uint32_t rank) {
+  const uint32_t of_block = threads_ / ranks_, begin = rank * of_block, end = begin + of_block;
   const Fiber* first = nullptr;
-  for (uint32_t i = 0; i < threads_; i++) {
+  for (uint32_t i = begin; i < end; i++) {
     const Fiber& f = *fibers_[i];
     if (f.state == Fiber::done) continue;
     if (!first || f.thread.warp != first->thread.warp) {
-      if (first && f.barrier != first->barrier) return stuck();
+      if (first && f.barrier != first->barrier) return false;
       first = &f;
     }
-    if (f.state != Fiber::at_barrier || f.barrier != first->barrier || f.line != first->line) return stuck();
+    if (f.state != Fiber::at_barrier || f.barrier != first->barrier || f.line != first->line) return false;
   }
-  epoch_++;
-  for (uint32_t i = 0; i < threads_; i++)
+  if (!first) return false;
+  if (ranks_ == 1) {
+    epoch_++;
+  } else {
+    Known all;
+    for (uint32_t i = begin; i < end; i++) tell(all, fibers_[i]->thread);
+    for (uint32_t i = begin; i < end; i++) learn(fibers_[i]->thread, all);
+  }
+  for (uint32_t i = begin; i < end; i++)
     if (fibers_[i]->state == Fiber::at_barrier) fibers_[i]->state = Fiber::ready;
+  return true;
+}
+
+// (9.7.13.4: barrier.cluster) All threads of the cluster that have not returned arrive; who waits goes on then.
+void Machine::arrive_at_cluster(Thread& t, unsigned line) {
+  if (!hopper_) refuse(t, "clusters are for compute capability 9.0", line);
+  if (std::exchange(fiber_of(t).at_cluster_barrier, true))
+    refuse(t, "a thread arrives at the cluster's barrier for which it has not waited yet", line);
+  tell(in_cluster_, t);
+}
+
+void Machine::wait_for_cluster(Thread& t, unsigned line) {
+  Fiber& f = fiber_of(t);
+  if (!f.at_cluster_barrier) refuse(t, "a thread waits for the cluster's barrier, where it has not arrived", line);
+  f.state = Fiber::at_cluster, f.line = line;
+  suspend();
+}
+
+bool Machine::pass_cluster() {
+  const auto begin = fibers_.begin(), end = begin + threads_;
+  if (!std::all_of(begin, end, [](auto& f) { return f->state == Fiber::done || f->at_cluster_barrier; }) ||
+      std::none_of(begin, end, [](auto& f) { return f->state == Fiber::at_cluster; }))
+    return false;
+  const Known all = std::exchange(in_cluster_, {});
+  for (uint32_t i = 0; i < threads_; i++) {
+    Fiber& f = *fibers_[i];
+    f.at_cluster_barrier = false;
+    if (f.state != Fiber::at_cluster) continue;
+    learn(f.thread, all);
+    f.state = Fiber::ready;
+  }
+  return true;
 }
 
 // " 3, 5 to 9": runs of neighbours.
@@ -987,8 +1053,20 @@ Mbarrier& Machine::mbarrier_at(Thread& t, uint64_t address, bool is_made, unsign
   const bool watched = std::exchange(t.watched, t.watched && !counter_);
   shared<uint64_t, 1>(t, address, !is_made, line);
   t.watched = watched;
-  if (is_made && !mbarriers_.count(address)) refuse(t, "no barrier was made at this address", line);
-  return mbarriers_[address];
+  const auto found = mbarriers_.find(place_of(t, address));
+  if (!is_made) return mbarriers_[place_of(t, address)];
+  if (found == mbarriers_.end()) refuse(t, "no barrier was made at this address", line);
+  Mbarrier& b = found->second;
+  const uint32_t rank = fibers_[b.maker]->thread.rank, of_block = threads_ / ranks_;
+  if (rank == t.rank) return b;
+  if (fibers_[b.maker]->init_fences == b.init_fences)
+    refuse(t,
+           words("another block does not see the barrier that thread %u made: no fence.mbarrier_init", b.maker).c_str(),
+           line);
+  const auto begin = fibers_.begin() + rank * of_block;
+  if (std::all_of(begin, begin + of_block, [](auto& f) { return f->state == Fiber::done; }))
+    refuse(t, words("block %u of the cluster has ended, and its barrier is come to", rank).c_str(), line);
+  return b;
 }
 
 // Of those who wait there, lets go whoever may. `before`: its phase was that when something came.
@@ -1004,11 +1082,14 @@ void Machine::pass_mbarrier(Mbarrier& b, uint32_t before) {
 void Machine::make_mbarrier(Thread& t, uint64_t address, uint32_t arrivals, unsigned line) {
   Mbarrier& b = mbarrier_at(t, address, false, line);
   if (const char* const wrong = b.count.init(arrivals)) refuse(t, wrong, line);
-  b.maker = t.warp * warp_size + t.lane, b.fences = fiber_of(t).proxy_fences;
+  b.maker = t.warp * warp_size + t.lane, b.fences = fiber_of(t).proxy_fences, b.init_fences = fiber_of(t).init_fences;
 }
 
 void Machine::arrive_at_mbarrier(Thread& t, uint64_t address, uint32_t announced_bytes, unsigned line) {
-  Mbarrier& b = mbarrier_at(t, address, true, line);
+  const uint64_t in_cluster = address / cluster_window;
+  if (in_cluster) be_in_block(t, uint32_t(in_cluster - 1));
+  Mbarrier& b = mbarrier_at(t, address % cluster_window, true, line);
+  be_in_block(t, t.rank);
   const uint32_t phase = b.count.phase();
   tell(b.gathered, t);
   if (const char* const wrong = b.count.arrive(announced_bytes)) refuse(t, wrong, line);
@@ -1033,17 +1114,32 @@ bool Machine::try_mbarrier(Thread& t, uint64_t address, uint32_t parity, unsigne
   return true;
 }
 
-void Machine::copy_box(Thread& t, uint64_t to, uint64_t map, int32_t x, int32_t y, uint64_t mbarrier, unsigned line) {
-  Mbarrier& b = mbarrier_at(t, mbarrier, true, line);
-  if (fibers_[b.maker]->proxy_fences == b.fences)
-    refuse(t, words("copies do not see the barrier that thread %u made: no fence.proxy.async", b.maker).c_str(), line);
+void Machine::copy_box(Thread& t, uint64_t to, uint64_t map, int32_t x, int32_t y, uint64_t mbarrier, uint32_t ranks,
+                       unsigned line) {
   const uint64_t offset = map - parameter_window;
   if (offset >= kernel_->parameter_bytes || offset % 64 || kernel_->parameter_bytes - offset < tensor_map_bytes)
     refuse(t, "the tensor map is no parameter of the kernel on a boundary of 64 bytes", line);
-  Mbarrier::Copy copy{{}, to, x, y};
-  if (!read_tensor_map(copy.matrix, t.parameters + offset)) refuse(t, "this is no tensor map", line);
+  gated::TmaMatrix matrix;
+  if (!read_tensor_map(matrix, t.parameters + offset)) refuse(t, "this is no tensor map", line);
   if (to % gated::wgmma_group_bytes) refuse(t, "a box of swizzled lines begins off a boundary of 1024 bytes", line);
-  gated::tma_copy_box(copy.matrix, x, y, [&](uint32_t place, uint64_t from, uint32_t elements) {
+  if (counter_) counter_->copied(line, matrix, x, y);
+  if (ranks == 0) return copy_box_here(t, to, matrix, x, y, mbarrier, line);
+  if (ranks >> ranks_) refuse(t, words("a copy into blocks %x of a cluster of %u", ranks, ranks_).c_str(), line);
+  for (uint32_t rank = 0; rank < ranks_; rank++)
+    if (ranks >> rank & 1) {
+      be_in_block(t, rank);
+      copy_box_here(t, to, matrix, x, y, mbarrier, line);
+    }
+  be_in_block(t, t.rank);
+}
+
+// Into the block that the thread is in now.
+void Machine::copy_box_here(Thread& t, uint64_t to, const gated::TmaMatrix& matrix, int32_t x, int32_t y,
+                            uint64_t mbarrier, unsigned line) {
+  Mbarrier& b = mbarrier_at(t, mbarrier, true, line);
+  if (fibers_[b.maker]->proxy_fences == b.fences)
+    refuse(t, words("copies do not see the barrier that thread %u made: no fence.proxy.async", b.maker).c_str(), line);
+  gated::tma_copy_box(matrix, x, y, [&](uint32_t place, uint64_t from, uint32_t elements) {
     const auto bytes = uint32_t(elements * sizeof(gated::bf16));
     const bool watched = std::exchange(t.watched, false);
     if (bytes && !storage(reinterpret_cast<const void*>(from), bytes)) fault(t, Space::global, from, bytes, line);
@@ -1053,9 +1149,8 @@ void Machine::copy_box(Thread& t, uint64_t to, uint64_t map, int32_t x, int32_t 
     if (bytes && !counter_) watch(t, Space::global, from, bytes, false, line);
     watch_async(t, to + place, true, line);
   });
-  if (counter_) counter_->copied(line, copy.matrix, x, y);
   tell(b.gathered, t);
-  b.copies.push_back(copy);
+  b.copies.push_back({matrix, place_of(t, to), x, y});
 }
 
 // Nobody can go on: the copies that only they are missing for arrive. False where there are none.
@@ -1095,19 +1190,19 @@ void Machine::check_end() {
   for (const auto& [address, b] : mbarriers_)
     if (!b.copies.empty())
       return wrong(b.maker / warp_size, 0, "the block has ended, and copies are under way into its shared memory");
-  uint32_t all = 0;
+  std::vector<uint32_t> of_block(ranks_);
+  const auto all_beside = [&](uint32_t warp) -> uint32_t& { return of_block[warp / (warps_ / ranks_)]; };
   for (uint32_t warp = 0; warp < warps_; warp++) {
     const WarpRegisters& first = registers_[warp / 4 * 4];
-    all += registers_[warp].count;
+    all_beside(warp) += registers_[warp].count;
     if (registers_[warp].count != first.count)
       return wrong(warp, std::max(registers_[warp].line, first.line),
                    "setmaxnreg: the warps of a warpgroup have not the same number of registers");
   }
   for (uint32_t warp = 0; warp < warps_; warp++)
-    if (all * warp_size > all_registers && registers_[warp].line)
-      return wrong(
-          warp, registers_[warp].line,
-          words("setmaxnreg: the warps have %u registers in all, and there are %u", all * warp_size, all_registers));
+    if (const uint32_t all = all_beside(warp) * warp_size; all > all_registers && registers_[warp].line)
+      return wrong(warp, registers_[warp].line,
+                   words("setmaxnreg: the warps have %u registers in all, and there are %u", all, all_registers));
 }
 
 // ---- races
@@ -1143,7 +1238,7 @@ void Machine::race(Thread& t, Space space, uint64_t address, bool write, const A
 void Machine::watch_async(Thread& t, uint64_t address, bool write, unsigned line) {
   if (counter_) return;
   const Access now = access_of(t, line);
-  const uint64_t granule = address / shared_granule;
+  const uint64_t place = place_of(t, address), granule = place / shared_granule;
   if (read_async_.empty()) read_async_.assign(shared_.size() / shared_granule * warps_, {});
   if (const Written& w = written_[granule]; w.thread && fibers_[w.thread - 1]->proxy_fences == w.fences)
     refuse(t,
@@ -1151,7 +1246,7 @@ void Machine::watch_async(Thread& t, uint64_t address, bool write, unsigned line
                  write ? "a copy finds" : "wgmma reads", size_t(address), w.thread - 1)
                .c_str(),
            line);
-  for (uint64_t at = address / 2; at < address / 2 + 8; at++) {
+  for (uint64_t at = place / 2; at < place / 2 + 8; at++) {
     Cell& cell = cells_[at];
     if (meets(cell.write, now, Space::shared)) race(t, Space::shared, address, write, cell.write, "writes", line);
     if (!write) continue;
@@ -1178,17 +1273,18 @@ void Machine::watch(Thread& t, Space space, uint64_t address, unsigned bytes, bo
   };
   const auto in_other_block = [&](const Access& before) { return this->in_other_block(before, space); };
   const auto meets = [&](const Access& before) { return this->meets(before, now, space); };
+  const uint64_t place = space == Space::shared ? place_of(t, address) : address;
   if (space == Space::shared && write) {
-    written_[address / shared_granule] = {me + 1, fiber_of(t).proxy_fences};
+    written_[place / shared_granule] = {me + 1, fiber_of(t).proxy_fences};
     for (uint32_t warp = 0; warp < warps_ && !read_async_.empty(); warp++)
-      if (const Access& read = read_async_[address / shared_granule * warps_ + warp]; meets(read)) race(read, "reads");
+      if (const Access& read = read_async_[place / shared_granule * warps_ + warp]; meets(read)) race(read, "reads");
   }
   std::vector<Cell>* cells = &cells_;
-  uint64_t first = address / 2;
+  uint64_t first = place / 2;
   if (space == Space::global) {  // (an access lies on a boundary of its size: in one piece)
-    cells = &global_cells_[address / cells_bytes];
+    cells = &global_cells_[place / cells_bytes];
     if (cells->empty()) cells->resize(cells_bytes / 2);
-    first = address % cells_bytes / 2;
+    first = place % cells_bytes / 2;
   }
   for (uint64_t at = first; at < first + (bytes + 1) / 2; at++) {
     Cell& cell = (*cells)[at];
@@ -1268,7 +1364,8 @@ void Machine::fault(Thread& t, Space space, uint64_t address, unsigned bytes, un
 
 }  // namespace
 
-Fault run(const Kernel& kernel, Extent grid, Extent block, size_t dynamic_shared, const void* parameters) {
+Fault run(const Kernel& kernel, Extent grid, Extent block, unsigned cluster, size_t dynamic_shared,
+          const void* parameters) {
   static Machine machine;
   static std::set<std::string> launched;
   if (const char* const file = getenv("PTX_LAUNCHED"); file && launched.insert(kernel.name).second)
@@ -1280,11 +1377,11 @@ Fault run(const Kernel& kernel, Extent grid, Extent block, size_t dynamic_shared
   } counter;
   std::vector<uint64_t> counted;
   if (Counter::wanted()) {
-    counted = counter.blocks_of(kernel, grid, block, dynamic_shared, parameters);
+    counted = counter.blocks_of(kernel, grid, block, cluster, dynamic_shared, parameters);
     if (counted.empty() && !Counter::decides_work(kernel)) return Fault::none;
   }
-  return machine.launch(kernel, {grid.x, grid.y, grid.z}, {block.x, block.y, block.z}, dynamic_shared, parameters,
-                        Counter::wanted() ? &counter : nullptr, counted);
+  return machine.launch(kernel, {grid.x, grid.y, grid.z}, {block.x, block.y, block.z}, cluster, dynamic_shared,
+                        parameters, Counter::wanted() ? &counter : nullptr, counted);
 }
 
 }  // namespace ptx

@@ -41,7 +41,8 @@ constexpr size_t shared_of_the_system = 1 << 10;          // that each block tak
 const int multiprocessors = Counter::wanted() ? 132 : 4;  // few, so that small launches fill the device; an H100's
 constexpr size_t counted_copy = 1 << 20;                  // what is copied where nothing but counts is wanted
 constexpr int most_threads = 1024;
-constexpr int most_block[] = {1024, 1024, 64}, most_grid[] = {0x7fffffff, 65535, 65535};
+constexpr int most_block[] = {1024, 1024, 64}, most_grid[] = {0x7fffffff, 65535, 65535}, most_cluster = 8;
+constexpr size_t most_in_cluster = 4096;  // threads
 constexpr int most_pitch = 0x7fffffff;
 
 const Gpu& gpu() {
@@ -252,7 +253,8 @@ size_t most_dynamic(const Function& f) {
   return f.most_dynamic >= 0 ? size_t(f.most_dynamic) : shared_without_opt_in - f.kernel->static_shared;
 }
 
-void launch(const Function& f, dim3 grid, dim3 block, void** arguments, size_t dynamic, cudaStream_t stream) {
+void launch(const Function& f, dim3 grid, dim3 block, unsigned cluster, void** arguments, size_t dynamic,
+            cudaStream_t stream) {
   const Kernel& kernel = *f.kernel;
   const char* const name = kernel.name.c_str();
   const unsigned grids[] = {grid.x, grid.y, grid.z}, blocks[] = {block.x, block.y, block.z};
@@ -277,11 +279,20 @@ void launch(const Function& f, dim3 grid, dim3 block, void** arguments, size_t d
            "launch of %s: %zu bytes of dynamic shared memory beside %zu of static, expected at most %zu: %s", name,
            dynamic, kernel.static_shared, most_dynamic(f),
            f.most_dynamic >= 0 ? "so many were asked for" : "cudaFuncSetAttribute has not asked for more");
+  if (cluster > 1 && compute_capability() < 90)
+    refuse(cudaErrorNotSupported, "launch of %s: clusters are for compute capability 9.0", name);
+  if (cluster < 1 || cluster > unsigned(most_cluster) || grid.x % cluster)
+    refuse(cudaErrorInvalidClusterSize, "launch of %s: clusters of %u blocks of %u in x, expected 1 to %d, and no rest",
+           name, cluster, grid.x, most_cluster);
+  if (cluster > 1 && (threads % 32 || cluster * threads > most_in_cluster))
+    refuse(cudaErrorNotSupported,
+           "launch of %s: clusters of %u blocks of %zu threads: whole warps are known here, and %zu", name, cluster,
+           threads, most_in_cluster);
   std::vector<char> parameters(kernel.parameter_bytes);
   for (size_t i = 0; i < kernel.parameters.size(); i++)
     memcpy(&parameters[kernel.parameters[i].offset], arguments[i], kernel.parameters[i].bytes);
-  const auto run_it = [&kernel, grid, block, dynamic, parameters] {
-    switch (run(kernel, {grid.x, grid.y, grid.z}, {block.x, block.y, block.z}, dynamic, parameters.data())) {
+  const auto run_it = [&kernel, grid, block, cluster, dynamic, parameters] {
+    switch (run(kernel, {grid.x, grid.y, grid.z}, {block.x, block.y, block.z}, cluster, dynamic, parameters.data())) {
       case Fault::none: return;
       case Fault::illegal_address: throw Refusal{cudaErrorIllegalAddress};
       case Fault::misaligned_address: throw Refusal{cudaErrorMisalignedAddress};
@@ -329,6 +340,7 @@ static const struct {
     ERROR(cudaErrorUnknown, "unknown error"),
     ERROR(cudaErrorIllegalAddress, "an illegal memory access was encountered"),
     ERROR(cudaErrorLaunchOutOfResources, "too many resources requested for launch"),
+    ERROR(cudaErrorInvalidClusterSize, "cluster misconfiguration"),
     ERROR(cudaErrorMisalignedAddress, "misaligned address"),
     ERROR(cudaErrorLaunchFailure, "unspecified launch failure"),
     ERROR(cudaErrorNotSupported, "operation not supported"),
@@ -521,7 +533,21 @@ cudaError_t cudaMemsetAsync(void* to, int value, size_t bytes, cudaStream_t stre
 
 cudaError_t cudaLaunchKernel(const void* kernel, dim3 grid, dim3 block, void** arguments, size_t dynamic,
                              cudaStream_t stream) {
-  return call([&] { launch(function_of("cudaLaunchKernel", kernel), grid, block, arguments, dynamic, stream); });
+  return call([&] { launch(function_of("cudaLaunchKernel", kernel), grid, block, 1, arguments, dynamic, stream); });
+}
+
+cudaError_t cudaLaunchKernelExC(const cudaLaunchConfig_t* config, const void* kernel, void** arguments) {
+  return call([&] {
+    unsigned cluster = 1;
+    for (unsigned i = 0; i < config->numAttrs; i++) {
+      const cudaLaunchAttribute& a = config->attrs[i];
+      if (a.id != cudaLaunchAttributeClusterDimension || a.val.clusterDim.y != 1 || a.val.clusterDim.z != 1)
+        refuse(cudaErrorNotSupported, "cudaLaunchKernelExC: attribute %d; clusters along x alone are known here", a.id);
+      cluster = a.val.clusterDim.x;
+    }
+    launch(function_of("cudaLaunchKernelExC", kernel), config->gridDim, config->blockDim, cluster, arguments,
+           config->dynamicSmemBytes, config->stream);
+  });
 }
 
 cudaError_t cudaFuncGetAttributes(cudaFuncAttributes* attributes, const void* kernel) {

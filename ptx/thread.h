@@ -3,7 +3,8 @@
 // threads stands here.
 //
 //   global    device memory: addresses that nobody but the machine can follow (ptx/machine.h)
-//   shared    32-bit addresses from 0, of the block; `shared_window` before them makes generic addresses of them
+//   shared    32-bit addresses from 0, of the block; `shared_window` before them makes generic addresses of them. Those
+//             of another block of the cluster have its number, from 1, above 24 bits
 //   local     the thread's own, on its stack
 //   generic   one of the three, told apart by its value; `parameter_window` before a kernel's parameters makes
 //             addresses of them, which tensor maps have
@@ -22,6 +23,7 @@ namespace ptx {
 constexpr uint64_t device_begin = 0x100000000000, device_bytes = uint64_t{1} << 36;
 constexpr uint64_t storage_begin = device_begin + 2 * device_bytes, live_begin = device_begin + 4 * device_bytes;
 constexpr uint64_t shared_window = 0x0e0000000000, parameter_window = 0x0d0000000000, window_bytes = uint64_t{1} << 32;
+constexpr uint64_t cluster_window = uint64_t{1} << 24;
 
 // An allocation begins on a boundary of 256 bytes. A table has for each 64 bytes of device memory how many of them,
 // from the first on, are inside a live allocation; another has for each 16 bytes of a block's shared memory a bit for
@@ -44,6 +46,8 @@ struct Services {
   [[noreturn]] virtual void refuse(Thread&, const char* why, unsigned line) = 0;
   // Waits for the threads of the block, or for the lanes in `mask`; then `record` holds what came of it.
   virtual void barrier(Thread&, uint32_t number, unsigned line) = 0;
+  virtual void arrive_at_cluster(Thread&, unsigned line) = 0;
+  virtual void wait_for_cluster(Thread&, unsigned line) = 0;
   virtual void meet(Thread&, WarpOp, uint32_t mask, void* record, unsigned line) = 0;
   // Tells the watch for races of an access to shared or global memory.
   virtual void watch(Thread&, Space, uint64_t address, unsigned bytes, bool write, unsigned line) = 0;
@@ -59,17 +63,22 @@ struct Services {
   virtual float arrived(Thread&, float mark) = 0;
   // What the thread has written to shared memory may be read by wgmma, and a barrier that it made be used by copies.
   virtual void fence_proxy(Thread&) = 0;
+  // Other blocks of the cluster may come to a barrier that it made.
+  virtual void fence_mbarrier_init(Thread&) = 0;
   // A barrier (mbarrier) in shared memory. A try is false once before the thread waits for good.
   virtual void make_mbarrier(Thread&, uint64_t address, uint32_t arrivals, unsigned line) = 0;
   virtual void arrive_at_mbarrier(Thread&, uint64_t address, uint32_t announced_bytes, unsigned line) = 0;
   virtual bool try_mbarrier(Thread&, uint64_t address, uint32_t parity, unsigned line) = 0;
-  // A box of a matrix into shared memory, from element x of line y on; its bytes count at a barrier.
-  virtual void copy_box(Thread&, uint64_t to, uint64_t map, int32_t x, int32_t y, uint64_t mbarrier, unsigned line) = 0;
+  // A box of a matrix into shared memory, from element x of line y on; its bytes count at a barrier. Where `ranks` is
+  // not 0, into those blocks of the cluster, a bit for each, at the same place.
+  virtual void copy_box(Thread&, uint64_t to, uint64_t map, int32_t x, int32_t y, uint64_t mbarrier, uint32_t ranks,
+                        unsigned line) = 0;
 };
 
 struct Thread {
   Index tid, ctaid, ntid, nctaid;
-  uint32_t lane, warp;
+  uint32_t lane, warp;   // (of the cluster's warps)
+  uint32_t rank, ranks;  // of its block in the cluster, and how many there are
   const unsigned char* parameters;
   unsigned char* shared;
   const uint16_t* shared_live;
@@ -80,6 +89,10 @@ struct Thread {
   uint32_t local_bytes;
   Services* machine;
 };
+
+inline uint32_t warp_of_block(const Thread& t) {
+  return (t.tid.x + t.ntid.x * (t.tid.y + t.ntid.y * t.tid.z)) / 32;
+}
 
 // ---- memory
 
@@ -136,6 +149,13 @@ inline const T* parameter(Thread& t, uint64_t address, uint64_t all, unsigned li
 inline void count_volatile_load(Thread& t, unsigned line) {
   if (++t.volatile_loads > 1u << 24) [[unlikely]]
     t.machine->refuse(t, "a thread reads volatile memory without end: blocks must not wait for one another", line);
+}
+
+// (9.7.9.24) The same place in another block of the cluster.
+inline uint32_t mapa(Thread& t, uint32_t address, uint32_t rank, unsigned line) {
+  if (rank >= t.ranks) [[unlikely]]
+    t.machine->refuse(t, "mapa: the cluster has no such block", line);
+  return uint32_t((rank + 1) * cluster_window) + address;
 }
 
 // ---- arithmetic that C++ has no one operation for

@@ -28,7 +28,8 @@ from collections import Counter
 C = {"u8": "uint8_t", "u16": "uint16_t", "u32": "uint32_t", "u64": "uint64_t", "s8": "int8_t", "s16": "int16_t",
      "s32": "int32_t", "s64": "int64_t", "b8": "uint8_t", "b16": "uint16_t", "b32": "uint32_t", "b64": "uint64_t",
      "f32": "float", "pred": "bool"}
-SPECIAL = {"%laneid": "t.lane", "%warpid": "t.warp", "WARP_SZ": "32u",
+SPECIAL = {"%laneid": "t.lane", "%warpid": "warp_of_block(t)", "%cluster_ctarank": "t.rank",
+           "WARP_SZ": "32u",
            **{f"%{name}.{side}": f"t.{name}.{side}" for name in ("tid", "ntid", "ctaid", "nctaid") for side in "xyz"}}
 
 
@@ -293,8 +294,17 @@ def wgmma(k, parts, operands):
     return f"{{{{ Wgmma m{{{{{given}}}}}; t.machine->multiply_async(t, m, {{line}}); {results} }}}}"
 
 
-def fence_proxy(k, parts, operands):
-    return "t.machine->fence_proxy(t);"
+def fence(k, parts, operands):
+    return f"t.machine->{'fence_proxy' if parts[1] == 'proxy' else 'fence_mbarrier_init'}(t);"
+
+
+def cluster_barrier(k, parts, operands):
+    return f"t.machine->{'arrive_at' if parts[2] == 'arrive' else 'wait_for'}_cluster(t, {{line}});"
+
+
+def mapa(k, parts, operands):
+    d, address, rank = operands
+    return k.write(d, f"mapa(t, {k.read(address, 'u32')}, {k.read(rank, 'u32')}, {{line}})", "u32")
 
 
 def mbarrier(k, parts, operands):
@@ -312,12 +322,12 @@ def mbarrier(k, parts, operands):
     return f"t.machine->arrive_at_mbarrier(t, {k.address(place, 'shared')}, {count}, {{line}});"
 
 
-def copy_box(k, operands):
+def copy_box(k, operands, ranks="0"):
     to, box, count = operands
     found = re.fullmatch(r"\[(%\w+),\s*(\{.*\})\s*\]", box)
     x, y = (k.read(part, "s32") for part in k.vector(found[2], 2))
     return (f"t.machine->copy_box(t, {k.address(to, 'shared')}, {k.read(found[1], 'u64')}, {x}, {y}, "
-            f"{k.address(count, 'shared')}, {{line}});")
+            f"{k.address(count, 'shared')}, {ranks}, {{line}});")
 
 
 def setmaxnreg(k, parts, operands):
@@ -325,6 +335,8 @@ def setmaxnreg(k, parts, operands):
 
 
 def cp(k, parts, operands):
+    if parts[-1] == "multicast::cluster":
+        return copy_box(k, operands[:3], k.read(operands[3], "u16"))
     if parts[2] == "bulk":
         return copy_box(k, operands)
     if parts[2] == "commit_group":
@@ -411,10 +423,13 @@ INSTRUCTIONS = {
     "mma": ("sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32", mma),
     "wgmma": ("(fence|commit_group|wait_group).sync.aligned|"
               "mma_async.sync.aligned.m64n(32|64|128|192|256)k16.f32.bf16.bf16", wgmma),
-    "fence": ("proxy.async.shared::cta", fence_proxy),
+    "fence": ("proxy.async.shared::cta|mbarrier_init.release.cluster", fence),
+    "barrier": ("cluster.(arrive.release|wait.acquire)", cluster_barrier),
+    "mapa": ("shared::cluster.u32", mapa),
     "cp": ("async.(cg.shared.global|commit_group|wait_group|wait_all|"
-           "bulk.tensor.2d.shared::cluster.global.mbarrier::complete_tx::bytes)", cp),
-    "mbarrier": ("(init|arrive(.expect_tx)?|try_wait.parity).shared::cta.b64", mbarrier),
+           "bulk.tensor.2d.shared::cluster.global.mbarrier::complete_tx::bytes(.multicast::cluster)?)", cp),
+    "mbarrier": ("(init|arrive(.expect_tx)?|try_wait.parity).shared::cta.b64|arrive.shared::cluster.b64",
+                 mbarrier),
     "setmaxnreg": ("(inc|dec).sync.aligned.u32", setmaxnreg),
 }
 ARITHMETIC = ("add", "sub", "mul", "fma", "div", "rcp", "sqrt", "max", "min")

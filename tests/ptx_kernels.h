@@ -151,10 +151,10 @@ struct Ended {
   std::string text;
 };
 inline Ended run(const std::string& name, ptx::Extent grid, ptx::Extent block, const void* parameters,
-                 size_t shared = 0) {
+                 size_t shared = 0, unsigned cluster = 1) {
   const ptx::Kernel& k = kernel(name);
   Ended ended;
-  ended.text = said([&] { ended.fault = ptx::run(k, grid, block, shared, parameters); });
+  ended.text = said([&] { ended.fault = ptx::run(k, grid, block, cluster, shared, parameters); });
   return ended;
 }
 inline void require_run(const std::string& name, ptx::Extent grid, ptx::Extent block, const void* parameters) {

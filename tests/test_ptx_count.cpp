@@ -60,12 +60,12 @@ TEST_CASE("ptx count: a launch's blocks, and the file", "[ptx]") {
   Counter counter;
   ptx::Kernel kernel{"k", {{0, 8}, {8, 8}}, {{0, 12}}, 16, 64, 0, 1024, nullptr, "k.cpp"};
   uint32_t padding = 0;
-  const auto blocks = [&](uint64_t pointer, uint32_t n, unsigned grid) {
+  const auto blocks = [&](uint64_t pointer, uint32_t n, unsigned grid, unsigned cluster = 1) {
     const struct {
       uint64_t pointer;
       uint32_t n, padding;
     } arguments = {ptx::device_begin + pointer, n, ++padding};
-    return counter.blocks_of(kernel, {grid}, {64}, 256, &arguments);
+    return counter.blocks_of(kernel, {grid}, {64}, cluster, 256, &arguments);
   };
   REQUIRE(blocks(0, 5, 100) == std::vector<uint64_t>{12, 37, 62, 87, 0, 99});
   ptx::Thread t{};
@@ -86,6 +86,13 @@ TEST_CASE("ptx count: a launch's blocks, and the file", "[ptx]") {
   REQUIRE(blocks(4096, 5, 100).empty());  // another address
   REQUIRE(blocks(0, 6, 3) == std::vector<uint64_t>{0, 1, 2});
   REQUIRE(blocks(0, 5, 101).size() == 6);
+  // Two blocks of a cluster, each of one warp here: what one has read is not in the other's cache.
+  REQUIRE(blocks(0, 7, 100, 2) == std::vector<uint64_t>{6, 18, 31, 43, 0, 49});
+  counter.begin_block(6, 64);
+  for (t.rank = t.warp = 0; t.rank < 2; t.warp = ++t.rank)
+    for (t.lane = 0; t.lane < 32; t.lane++)
+      counter.access(t, Space::global, ptx::device_begin + 4 * t.lane, 4, false, 7);
+  counter.end_block();
 
   const std::string file = "/tmp/test_ptx_count." + std::to_string(getpid());
   setenv("PTX_COUNT", file.c_str(), 1);
@@ -107,5 +114,10 @@ TEST_CASE("ptx count: a launch's blocks, and the file", "[ptx]") {
                                   json{9, "warp", 0, 8, 0, 0, 0, 0, 0}});
   std::getline(in, line);
   REQUIRE(nlohmann::json::parse(line)["times"] == 1);
+  std::getline(in, line);
+  std::getline(in, line);
+  const auto clusters = nlohmann::json::parse(line);
+  REQUIRE(clusters["sampled"] == 8);
+  REQUIRE(clusters["lines"] == json{json{7, "global", 0, 2, 2 * 128, 2 * 4, 2, from, from + 128}});
   unlink(file.c_str());
 }

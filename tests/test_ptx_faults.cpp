@@ -322,7 +322,7 @@ TEST_CASE("PTX_ORDER: blocks and threads run in it") {
   CHECK(one != all);
   const auto refused = [](const char* name, const char* value) {
     const Environment set(name, value);
-    ptx::run(kernel("order"), {}, {}, 0, nullptr);
+    ptx::run(kernel("order"), {}, {}, 1, 0, nullptr);
   };
   CHECK_THROWS_WITH(refused("PTX_ORDER", "backward"),
                     Catch::Contains("PTX_ORDER=backward: expected forward, reverse or a number from 1"));

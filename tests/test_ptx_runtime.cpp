@@ -39,6 +39,7 @@ char* const addresses = static_cast<char*>(mmap(nullptr, device_bytes, PROT_NONE
 size_t given = 0;
 std::map<const char*, std::vector<char>> allocations;
 int capability = 90;
+unsigned last_cluster = 0;  // blocks of each in the last launch
 ptx::Fault next_fault = ptx::Fault::none;
 int launches = 0;
 
@@ -95,8 +96,9 @@ const Kernel& find_kernel(const std::string& name) {
   if (found == kernels.end()) throw std::runtime_error("no PTX of kernel " + name);
   return found->second;
 }
-Fault run(const Kernel&, Extent, Extent, size_t, const void* parameters) {
+Fault run(const Kernel&, Extent, Extent, unsigned cluster, size_t, const void* parameters) {
   launches++;
+  last_cluster = cluster;
   int *at, value;
   memcpy(&at, parameters, 8);
   memcpy(&value, static_cast<const char*>(parameters) + 8, 4);
@@ -473,6 +475,30 @@ TEST_CASE("ptx: a launch is held to the device's limits", "[ptx]") {
   REFUSED(cudaErrorInvalidPtx, add(x, 0, stream, &unknown_stub));
   OK(cudaGetLastError());  // none of them stays
   OK(cudaStreamSynchronize(stream));
+}
+
+TEST_CASE("ptx: clusters are held to the device's limits", "[ptx]") {
+  const Stream stream;
+  const Device x;
+  cudaLaunchAttribute attribute = {};
+  attribute.id = cudaLaunchAttributeClusterDimension;
+  const auto launch = [&](dim3 cluster, dim3 grid, unsigned block = 64) {
+    int *at = x, value = 0;
+    void* arguments[] = {&at, &value};
+    attribute.val.clusterDim = {cluster.x, cluster.y, cluster.z};
+    const cudaLaunchConfig_t config = {grid, block, 0, stream, &attribute, 1};
+    return cudaLaunchKernelExC(&config, &add_stub, arguments);
+  };
+  OK(launch(1, 3), launch(8, 16), launch(2, dim3(4, 3, 2)), launch(2, 4, 1024), cudaStreamSynchronize(stream));
+  REQUIRE(last_cluster == 2);
+  REFUSED(cudaErrorInvalidClusterSize, launch(0, 2), launch(2, 3), launch(16, 16), launch(2, dim3(1, 2)));
+  REFUSED(cudaErrorNotSupported, launch(dim3(1, 2), 2), launch(dim3(1, 1, 2), 2), launch(2, 2, 33), launch(8, 8, 1024));
+  capability = 89;
+  REFUSED(cudaErrorNotSupported, launch(2, 2));
+  OK(launch(1, 2));
+  capability = 90;
+  attribute.id = cudaLaunchAttributePriority;
+  REFUSED(cudaErrorNotSupported, launch(1, 2));
 }
 
 TEST_CASE("ptx: shared memory is asked for from 48 KiB on, and ends where the GPU's does", "[ptx]") {

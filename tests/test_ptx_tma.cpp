@@ -119,11 +119,122 @@ const Change Change::changes[] = {
     {"// registers\n", write + "bar.sync 0;\n", "no fence.proxy.async", true},
     {"// registers\n", write + "fence.proxy.async.shared::cta;\nbar.sync 0;\n", "", true}};
 
+// Two blocks of a cluster, 64 threads each. Thread 0 of each asks for the box of its number, into both blocks, and each
+// block puts out both boxes, 96 bytes a thread; then the same with the two boxes below. In between the threads of a block
+// exchange their numbers, which stand behind the boxes.
+const std::string cluster_body = R"(.shared .align 1024 .b8 buffer[6144];
+.shared .align 8 .b8 barriers[16];
+.shared .align 4 .b8 numbers[256];
+ld.param.u64 %rd2, [out];
+ld.param.u32 %r5, [x];
+ld.param.u32 %r6, [y];
+cvta.to.global.u64 %rd2, %rd2;
+mov.b64 %rd3, map;
+cvta.param.u64 %rd4, %rd3;
+mov.u32 %r1, %tid.x;
+mov.u32 %r3, %cluster_ctarank;
+mov.u32 %r10, buffer;
+mov.u32 %r11, barriers;
+and.b32 %r2, %r1, 31;
+setp.ne.s32 %p1, %r1, 0;
+setp.ne.s32 %p2, %r2, 0;
+mad.lo.s32 %r12, %r1, 96, %r10;
+mad.lo.s32 %r13, %r3, 3072, %r10;
+mad.lo.s32 %r6, %r3, 24, %r6;
+mad.wide.u32 %rd5, %r3, 12544, %rd2;
+mad.wide.u32 %rd6, %r1, 96, %rd5;
+mov.u32 %r20, 0;
+@%p1 bra MADE;
+mbarrier.init.shared::cta.b64 [%r11], 1;
+mbarrier.init.shared::cta.b64 [%r11+8], 4;
+fence.proxy.async.shared::cta;
+fence.mbarrier_init.release.cluster;
+MADE:
+barrier.cluster.arrive.release; // first
+barrier.cluster.wait.acquire;
+AGAIN:
+@%p1 bra ASKED;
+mbarrier.arrive.expect_tx.shared::cta.b64 _, [%r11], 6144;
+mov.u16 %rs1, 3;
+)" + std::string("cp.async.bulk.tensor.2d.shared::cluster.global.mbarrier::complete_tx::bytes.multicast::cluster ") +
+                                 R"([%r13], [%rd4, {%r5, %r6}], [%r11], %rs1;
+ASKED:
+FULL:
+mbarrier.try_wait.parity.shared::cta.b64 %p3, [%r11], %r20;
+@!%p3 bra FULL;
+)" +
+                                 each(0, 96, 16,
+                                      [](unsigned i) {
+                                        return with(
+                                            "ld.shared.v4.u32 {%r30, %r31, %r32, %r33}, [%r12+#];\n"
+                                            "st.global.v4.u32 [%rd6+#], {%r30, %r31, %r32, %r33};\n",
+                                            i, i);
+                                      }) +
+                                 R"(bar.warp.sync -1;
+@%p2 bra GIVEN;
+mapa.shared::cluster.u32 %r40, %r11, 0;
+mbarrier.arrive.shared::cluster.b64 _, [%r40+8];
+mapa.shared::cluster.u32 %r40, %r11, 1;
+mbarrier.arrive.shared::cluster.b64 _, [%r40+8];
+GIVEN:
+mov.u32 %r41, numbers;
+mad.lo.s32 %r42, %r1, 4, %r41;
+mad.lo.s32 %r43, %r3, 100, %r1;
+st.shared.u32 [%r42], %r43;
+bar.sync 0;
+xor.b32 %r44, %r1, 33;
+mad.lo.s32 %r42, %r44, 4, %r41;
+ld.shared.u32 %r43, [%r42];
+mad.wide.u32 %rd7, %r1, 4, %rd5;
+st.global.u32 [%rd7+12288], %r43;
+bar.sync 1;
+setp.eq.s32 %p4, %r20, 1;
+@%p4 bra END;
+@%p1 bra MINE;
+EMPTY:
+mbarrier.try_wait.parity.shared::cta.b64 %p3, [%r11+8], 0;
+@!%p3 bra EMPTY;
+MINE:
+mov.u32 %r20, 1;
+add.s32 %r6, %r6, 48;
+add.s64 %rd6, %rd6, 6144;
+bra AGAIN;
+END:
+barrier.cluster.arrive.release;
+barrier.cluster.wait.acquire;
+)";
+const std::string first = "barrier.cluster.arrive.release; // first\nbarrier.cluster.wait.acquire;\n";
+const std::string to_other = "mapa.shared::cluster.u32 %r40, %r11, 1;\n";
+const Change cluster_changes[] = {
+    {"fence.mbarrier_init.release.cluster;\n", "", "another block does not see the barrier"},
+    {"fence.proxy.async.shared::cta;\n", "", "no fence.proxy.async"},
+    {first, "", "no barrier was made at this address"},
+    {"GIVEN:\n", "GIVEN:\nsetp.eq.s32 %p4, %r20, 1;\n@%p4 ret;\n", "block 0 of the cluster has ended"},
+    {to_other, "mapa.shared::cluster.u32 %r40, %r11, 0;\n", "nobody can go on"},
+    {to_other, "mapa.shared::cluster.u32 %r40, %r11, 2;\n", "the cluster has no such block"},
+    {to_other, "mov.u32 %r40, %r11;\n", "nobody can go on"},
+    {"[%r11+8], 4;", "[%r11+8], 5;", "nobody can go on"},
+    {"_, [%r11], 6144", "_, [%r11], 3072", "more bytes to a barrier than were announced"},
+    {"mov.u16 %rs1, 3;", "mov.u16 %rs1, 7;", "a copy into blocks 7 of a cluster of 2"},
+    {"mov.u16 %rs1, 3;", "mov.u16 %rs1, 1;", "nobody can go on"},
+    {first, first + "barrier.cluster.wait.acquire;\n", "where it has not arrived"},
+    {first, "barrier.cluster.arrive.release;\n" + first, "for which it has not waited yet"},
+    {first, "setp.eq.u32 %p5, %r3, 1;\n@%p5 bra SECOND;\n" + first + "SECOND:\n", "nobody can go on"},
+    // What PTX_RACES=1 sees.
+    {"EMPTY:\nmbarrier.try_wait.parity.shared::cta.b64 %p3, [%r11+8], 0;\n@!%p3 bra EMPTY;\n", "", "a race", true},
+    {"bar.sync 0;\n", "", "a race", true},
+    {"bar.sync 1;\n", "", "a race", true}};
+
 const bool made = [] {
   entry("boxes", parameters, body);
   for (const Change& c : Change::changes) {
     if (!has(body, c.what)) throw std::logic_error(c.what);
     entry(c.kernel(), parameters, replaced(body, c.what, c.by));
+  }
+  entry("cluster", parameters, cluster_body);
+  for (const Change& c : cluster_changes) {
+    if (!has(cluster_body, c.what)) throw std::logic_error(c.what);
+    entry(with("cluster#", &c - cluster_changes), parameters, replaced(cluster_body, c.what, c.by));
   }
   return true;
 }();
@@ -147,6 +258,14 @@ Run run(const std::string& name, const Device<uint16_t>& in, uint32_t x, uint32_
   return {ended, {out.host(), out.host() + out.n}};
 }
 
+Run run_cluster(const std::string& name, const Device<uint16_t>& in, uint32_t x, uint32_t y) {
+  const Device<uint16_t> out(2 * (4 * box_words + 2 * threads));
+  Given given{{}, out.address(), x, y};
+  ptx::write_tensor_map(given.map, {in.address(), length, lines, 2 * pitch, box_lines});
+  const Ended ended = ptx_test::run(name, {2, 1, 1}, {threads, 1, 1}, &given, 0, 2);
+  return {ended, {out.host(), out.host() + out.n}};
+}
+
 std::vector<uint16_t> numbers() {
   std::vector<uint16_t> all(lines * pitch);
   for (size_t i = 0; i < all.size(); i++) all[i] = uint16_t(1 + i);
@@ -154,9 +273,9 @@ std::vector<uint16_t> numbers() {
 }
 
 // The two boxes as they lie in shared memory: line after line, and in a line chunk c at c xor the line's number.
-std::vector<uint16_t> expected(uint32_t x, uint32_t y) {
-  std::vector<uint16_t> all(2 * box_words);
-  for (unsigned l = 0; l < 2 * box_lines; l++)
+std::vector<uint16_t> expected(uint32_t x, uint32_t y, unsigned boxes = 2) {
+  std::vector<uint16_t> all(boxes * box_words);
+  for (unsigned l = 0; l < boxes * box_lines; l++)
     for (unsigned e = 0; e < 64; e++) {
       const unsigned in_box = l % box_lines, place = (e / 8 ^ in_box % 8) * 8 + e % 8;
       all[l * 64 + place] = x + e < length && y + l < lines ? uint16_t(1 + (y + l) * pitch + x + e) : uint16_t(0);
@@ -180,6 +299,36 @@ TEST_CASE("tma: a box lands as wgmma wants it, and is 0 outside of the matrix") 
           REQUIRE(r.out == expected(x, y));
         }
     }
+}
+
+TEST_CASE("tma: a box comes into both blocks of a cluster") {
+  const Device<uint16_t> in(numbers());
+  for (const char* races : {"0", "1"})
+    for (const char* order : {"forward", "reverse", "5"}) {
+      const Environment set("PTX_RACES", races), in_order("PTX_ORDER", order);
+      INFO("order " << order << ", races " << races);
+      std::vector<uint16_t> both;
+      for (unsigned rank = 0; rank < 2; rank++) {
+        const std::vector<uint16_t> boxes = expected(8, 3, 4);
+        both.insert(both.end(), boxes.begin(), boxes.end());
+        for (unsigned i = 0; i < threads; i++) both.push_back(uint16_t(100 * rank + (i ^ 33))), both.push_back(0);
+      }
+      const Run r = run_cluster("cluster", in, 8, 3);
+      CHECK(r.text == "");
+      REQUIRE(r.fault == Fault::none);
+      REQUIRE(r.out == both);
+    }
+}
+
+TEST_CASE("tma: what blocks of a cluster do wrong to each other") {
+  const Device<uint16_t> in(numbers());
+  for (const Change& c : cluster_changes) {
+    const Environment set("PTX_RACES", c.races ? "1" : "0");
+    const Run r = run_cluster(with("cluster#", &c - cluster_changes), in, 0, 0);
+    INFO(c.what << " => " << c.by << ": " << r.text);
+    CHECK(r.fault == Fault::launch_failure);
+    CHECK(has(r.text, c.why));
+  }
 }
 
 TEST_CASE("tma: what is not waited for is not there, and what is refused") {

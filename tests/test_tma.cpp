@@ -1,5 +1,6 @@
-// tma on the emulator: what a box brings, and a ring of two stages between a producer and its consumers, in every order
-// of threads; and what is said of a producer or a consumer that does not keep to it. The instructions themselves:
+// tma on the emulator: what a box brings, and a ring of two stages between a producer and its consumers, in one block and
+// in the two of a cluster, in every order of threads; and what is said of a producer or a consumer that does not keep to
+// it. The instructions themselves:
 // tests/test_ptx_tma.cpp, and the kernel in tests/test_matmul_bf16.cpp.
 #include "core/tma.cuh"
 
@@ -104,10 +105,85 @@ struct Lines {
   }
 };
 
+constexpr size_t ring_bytes(int boxes_of_stage) {
+  return size_t(stages * boxes_of_stage) * stage_bytes + 2 * stages * sizeof(Mbarrier) + 1024;
+}
 std::vector<float> ring(const Lines& m, int x, Mistake mistake = Mistake::none) {
   std::vector<float> sums(boxes * line);
-  simt::launch(ring_kernel, 1, 96, stages * stage_bytes + 2 * stages * sizeof(Mbarrier) + 1024, sums.data(), m.map(),
-               boxes, x, mistake);
+  simt::launch(ring_kernel, 1, 96, ring_bytes(1), sums.data(), m.map(), boxes, x, mistake);
+  return sums;
+}
+
+// A cluster of two blocks, and two boxes a stage: each block asks for one of them, into both. What each block makes of
+// box b, and then the threads' numbers, exchanged at a barrier of each block: sums[block].
+enum class PairMistake {
+  none,
+  no_first_barrier,      // the other block has not made its barriers
+  no_last_barrier,       // a block ends that the other one still comes to
+  gives_back_here,       // and not to the other block, which waits for it
+  gives_back_early,      // to the other block
+  no_block_barrier,      // before the exchange
+  barrier_of_one_block,  // of the cluster's
+  static_shared
+};
+constexpr int ranks = 2, of_pairs = boxes * line + 96;
+
+__global__ void pairs_kernel(float* sums, const __grid_constant__ TensorMap map, PairMistake mistake) {
+  DYNAMIC_SHARED(unsigned char, shared);
+  unsigned char* const ring = shared + (-shared_address(shared) & 1023);
+  Mbarrier* const full = reinterpret_cast<Mbarrier*>(ring + stages * ranks * stage_bytes);
+  Mbarrier* const empty = full + stages;
+  const unsigned rank = cluster_rank();
+  if (mistake == PairMistake::static_shared) {
+    STATIC_SHARED(float, one_for_all, [1]);
+  }
+  if (threadIdx.x == 0) {
+    for (int i = 0; i < stages; i++) full[i].init(1), empty[i].init(ranks * 2);
+    fence_proxy_async();
+    fence_mbarrier_init();
+  }
+  if (mistake != PairMistake::no_first_barrier && (mistake != PairMistake::barrier_of_one_block || rank == 0))
+    cluster_barrier();
+  const int warp = int(threadIdx.x) / 32, lane = int(threadIdx.x) % 32, rounds = boxes / ranks;
+  const auto give_back = [&](int i) {
+    for (unsigned to = 0; to < ranks; to++)
+      if (to == rank || mistake != PairMistake::gives_back_here) empty[i].arrive_at(to);
+  };
+  for (int b = 0; b < rounds; b++) {
+    const int i = b % stages;
+    unsigned char* const stage = ring + uint32_t(i * ranks) * stage_bytes;
+    if (warp == 0) {
+      if (lane > 0) break;
+      empty[i].wait(unsigned(b / stages % 2 ^ 1));
+      full[i].arrive(ranks * box_bytes);
+      tma_copy_to_all<ranks>(stage + rank * stage_bytes, map, 0, (b * ranks + int(rank)) * box_lines, full[i]);
+      continue;
+    }
+    full[i].wait(unsigned(b / stages % 2));
+    if (mistake == PairMistake::gives_back_early && lane == 0) give_back(i);
+    const int column = 2 * lane + warp - 1;
+    for (int box = 0; box < ranks; box++) {
+      float sum = 0;
+      for (int l = 0; l < box_lines; l++) {
+        const uint32_t place = uint32_t(box) * stage_bytes + wgmma_swizzled(uint32_t(l * 128 + column * 2));
+        sum += float(l + 1) * float(*reinterpret_cast<const bf16*>(stage + place));
+      }
+      sums[rank * of_pairs + (b * ranks + box) * line + column] = sum;
+    }
+    __syncwarp();
+    if (mistake != PairMistake::gives_back_early && lane == 0) give_back(i);
+  }
+  __syncthreads();
+  float* const exchanged = reinterpret_cast<float*>(ring);  // (all of this block have read the last boxes)
+  exchanged[threadIdx.x] = float(100 * rank + threadIdx.x);
+  if (mistake != PairMistake::no_block_barrier) __syncthreads();
+  sums[rank * of_pairs + boxes * line + threadIdx.x] = exchanged[(threadIdx.x + 40) % 96];
+  if (mistake != PairMistake::no_last_barrier) cluster_barrier();
+}
+
+std::vector<float> pairs(const Lines& m, PairMistake mistake = PairMistake::none) {
+  std::vector<float> sums(ranks * of_pairs);
+  simt::launch_clusters(pairs_kernel, ranks, 96, ranks, ring_bytes(ranks), sums.data(), m.map(), mistake);
   return sums;
 }
 
@@ -139,6 +215,45 @@ TEST_CASE("tma: what does not keep to the ring is seen", "[tma]") {
       CHECK(contains(refused(mistake), "unordered"));
     }
   }
+}
+
+TEST_CASE("tma: a box comes into both blocks of a cluster, in every order of threads", "[tma]") {
+  const Lines m;
+  const KeepsSimtConfig restore;
+  std::vector<float> expected;
+  for (unsigned rank = 0; rank < ranks; rank++) {
+    const std::vector<float> sums = m.expected(0);
+    expected.insert(expected.end(), sums.begin(), sums.end());
+    for (unsigned i = 0; i < 96; i++) expected.push_back(float(100 * rank + (i + 40) % 96));
+  }
+  for (simt::Order order : {simt::Order::forward, simt::Order::reverse, simt::Order::random, simt::Order::priority}) {
+    simt::config.order = order;
+    REQUIRE(pairs(m) == expected);
+  }
+}
+
+TEST_CASE("tma: what blocks of a cluster do wrong to each other is seen", "[tma]") {
+  const Lines m;
+  const auto refused = [&](PairMistake mistake) { return refusal([&] { pairs(m, mistake); }); };
+  CHECK(contains(refused(PairMistake::no_first_barrier), "no barrier was made at this address"));
+  CHECK(contains(refused(PairMistake::no_last_barrier), "of the cluster has ended, and its barrier is come to"));
+  CHECK(contains(refused(PairMistake::gives_back_here), "deadlock"));
+  CHECK(contains(refused(PairMistake::barrier_of_one_block), "at a cluster barrier in tests/test_tma.cpp"));
+  CHECK(contains(refused(PairMistake::static_shared), "static shared memory in a cluster"));
+  if (simt::under_race_shadow)
+    for (PairMistake mistake : {PairMistake::gives_back_early, PairMistake::no_block_barrier}) {
+      INFO(int(mistake));
+      CHECK(contains(refused(mistake), "unordered"));
+    }
+  const auto launch = [&](dim3 grid, dim3 block, unsigned cluster) {
+    return refusal([&] {
+      simt::launch_clusters(pairs_kernel, grid, block, cluster, 0, static_cast<float*>(nullptr), m.map(),
+                            PairMistake::none);
+    });
+  };
+  CHECK(contains(launch(3, 96, 2), "a grid of (3,1,1) blocks, expected a multiple of the cluster's 2"));
+  CHECK(contains(launch(2, 100, 2), "clusters of 2 blocks of 100 threads, expected whole warps"));
+  CHECK(contains(launch(4, 512, 4), "at most 1024 threads"));
 }
 
 TEST_CASE("tma: matrices of which there is no map", "[tma]") {

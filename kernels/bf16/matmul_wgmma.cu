@@ -5,11 +5,13 @@
 // 16, slices of 4096, an end by end_quads().
 //
 //   block      one a multiprocessor; it takes one tile of C after the other: 128 rows, 256 or 192 columns
+//   cluster    two blocks, whose tiles lie one above the other: they read the same columns of B
 //   strip      64 k of both operands: 128 + 256 lines of 128 bytes, 48 KiB. In a line runs k, or, where memory runs
 //              along the rows, 64 of these: one line for each k, and the next 64 rows 64 lines on
-//   ring       four stages, a strip in each. Of each two barriers: `full`, its bytes are there; `empty`, all eight
-//              warps that read it have done so
-//   producer   one thread, of a warpgroup of its own: waits for an empty stage, asks for a strip
+//   ring       four stages, a strip in each. Of each two barriers: `full`, its bytes are there; `empty`, all warps that
+//              read it have done so, eight of this block and eight of the other
+//   producer   one thread, of a warpgroup of its own: waits for an empty stage, asks for its block's A and for every
+//              second box of B, which comes into both blocks
 //   consumers  two warpgroups, each with 64 rows and all columns, 128 sums a thread: wait for a full stage, multiply
 //
 //      stage        (s-1) % 4           s % 4           (s+1) % 4         (s+2) % 4
@@ -32,6 +34,14 @@
 //   So the tensor core has strip s to do while a warp waits for the next, and the producer is up to three strips ahead,
 //   past the end of a tile too: while the consumers end one, the first strips of the next arrive.
 //
+//           block 0          L2          block 1          A strip of B is two boxes, or four (three) where rows run along
+//          +-------+                    +-------+         the lines. Each block asks for half of them, and L2 gives
+//          |  A 0  | <---- A            |  A 1  | <---- A  two thirds of the bytes that two blocks alone would ask for.
+//          +-------+                    +-------+         A box may come before this block's producer has announced
+//          | B box | <---- B box 0 ---> | B box |         its bytes: the barrier still waits for that arrival. It
+//          | B box | <---- B box 1 ---> | B box |         cannot come before the stage is empty, in both blocks.
+//          +-------+                    +-------+
+//
 // Registers. They are given to four warps at a time, so a ninth warp takes as many as a third warpgroup, and a thread
 // has 168. 128 are sums, and the end needs more than are left. So the producer's warpgroup gives most of its own away,
 // and the consumers take them (setmaxnreg): 24 + 240 + 240 = 3 * 168.
@@ -44,14 +54,14 @@
 // next's. What is multiplied of which the consumers need not know: they count strips.
 //
 // Tiles go in bands of 16 tiles of rows, down the columns of a band first: what runs at once then reads few rows of A
-// and few of B, and finds most of them in L2.
+// and few of B, and finds most of them in L2. Of an odd number of tiles the last cluster's second one lies outside: its
+// A comes as 0, and nothing of it is stored.
 //
 // Why the bits stay: wgmma computes mma.sync's step, and those of one thread on the same sums run in the order in which
 // they were asked for. Past the edge of a matrix is 0. What an order of instructions does not see is free: the tile,
 // the stages, which thread holds which element, which block a tile is of.
 //
-// What is still to come: clusters of two blocks, which share what they read of B (multicast), so that L2 gives two
-// thirds of the bytes. Consumers that take turns, one ending its tile while the other multiplies.
+// What is still to come: consumers that take turns, one ending its tile while the other multiplies.
 // Attention in this way: kernels/bf16/attention_wgmma.cu.
 //
 // tests/test_matmul_bf16.cpp
@@ -66,8 +76,9 @@ namespace gated {
 
 constexpr int wgmma_tile_rows = 2 * wgmma_rows, wgmma_stages = 4;
 constexpr int wgmma_consumers = 2 * wgmma_threads, wgmma_block = wgmma_consumers + wgmma_threads;  // threads
-constexpr int wgmma_band = 16;                                                                     // tiles
-constexpr int wgmma_producer_registers = 24, wgmma_consumer_registers = 240;                       // of a thread
+constexpr int wgmma_ranks = 2;                                                // blocks of a cluster
+constexpr int wgmma_band = 16 / wgmma_ranks;                                  // their tiles
+constexpr int wgmma_producer_registers = 24, wgmma_consumer_registers = 240;  // of a thread
 // Of the end, a warp: 16 rows of 32 columns. They lie 40 floats apart: as mma_end_pitch.
 constexpr int wgmma_end_rows = 16, wgmma_end_columns = 32, wgmma_end_pitch = wgmma_end_columns + 8;
 constexpr size_t wgmma_end_floats = size_t{wgmma_end_rows} * wgmma_end_pitch;
@@ -83,23 +94,26 @@ constexpr size_t wgmma_shared(int columns) {
          2 * wgmma_stages * sizeof(Mbarrier) + wgmma_group_bytes;
 }
 
-// One operand: `rows` rows of A, or columns of B, of a tile, and 64 k at a time.
-template <bool rows_along, int rows>
+// One operand: `rows` rows of A, or columns of B, of a tile, and 64 k at a time. One that blocks share comes in at least
+// as many boxes as they are.
+template <bool rows_along, int rows, int ranks>
 struct WgmmaStrip {
-  static constexpr int box_lines = rows_along ? wgmma_line : rows;
+  static constexpr int box_rows = rows_along ? wgmma_line : rows / ranks,
+                       box_lines = rows_along ? wgmma_line : box_rows;
 
   static TmaMatrix matrix(Matrix<const bf16> m, size_t all_rows, size_t K) {
     return tma_matrix(m.data, m.ld, rows_along ? all_rows : K, rows_along ? K : all_rows, box_lines);
   }
 
-  // Asks for rows from row0 and k from k0 on.
+  // Asks for rows from row0 and k from k0 on; where they are shared, for every second box, and for all of the blocks.
   __device__ static void copy(unsigned char* stage, const TensorMap& map, int row0, int k0, Mbarrier& full) {
-    if constexpr (rows_along) {
+    const unsigned rank = cluster_rank();
 #pragma unroll
-      for (int row = 0; row < rows; row += wgmma_line)
-        tma_copy(stage + row * wgmma_line_bytes, map, row0 + row, k0, full);
-    } else {
-      tma_copy(stage, map, k0, row0, full);
+    for (int i = 0; i < rows / box_rows; i++) {
+      if (ranks > 1 && unsigned(i % ranks) != rank) continue;
+      unsigned char* const to = stage + i * box_rows * wgmma_line_bytes;
+      const int row = row0 + i * box_rows, x = rows_along ? row : k0, y = rows_along ? k0 : row;
+      ranks > 1 ? tma_copy_to_all<ranks>(to, map, x, y, full) : tma_copy(to, map, x, y, full);
     }
   }
 
@@ -110,9 +124,9 @@ struct WgmmaStrip {
   }
 };
 
-// The tiles of all slices that go side by side, in the order in which they are taken.
+// The tiles of all slices that go side by side, in the order in which clusters take them, one for each block.
 struct WgmmaTiles {
-  unsigned rows, columns, slices;  // how many tiles one above the other, and side by side
+  unsigned rows, columns, slices;  // how many of a cluster one above the other, and side by side
 
   struct Place {
     unsigned row, column, slice;
@@ -155,8 +169,8 @@ __global__ void __launch_bounds__(wgmma_block, 1)
     matmul_wgmma_kernel(const __grid_constant__ WgmmaMaps<layout> maps, const MmaBlock<Out> product,
                         const WgmmaTiles tiles) {
   constexpr bool a_along = layout == Layout::tn, b_along = layout != Layout::nt;
-  using StripA = WgmmaStrip<a_along, wgmma_tile_rows>;
-  using StripB = WgmmaStrip<b_along, columns>;
+  using StripA = WgmmaStrip<a_along, wgmma_tile_rows, 1>;
+  using StripB = WgmmaStrip<b_along, columns, wgmma_ranks>;
   constexpr uint32_t stage_bytes = wgmma_stage_bytes(columns);
   DYNAMIC_SHARED(unsigned char, shared);
   unsigned char* const stages = shared + (-shared_address(shared) & (wgmma_group_bytes - 1));
@@ -166,11 +180,12 @@ __global__ void __launch_bounds__(wgmma_block, 1)
   if (threadIdx.x == 0) {
     for (int i = 0; i < wgmma_stages; i++) {
       full[i].init(1);
-      empty[i].init(wgmma_consumers / 32);
+      empty[i].init(wgmma_ranks * wgmma_consumers / 32);
     }
     fence_proxy_async();
+    fence_mbarrier_init();
   }
-  __syncthreads();  // the barriers are there: from here on they are all that orders
+  cluster_barrier();  // the barriers are there, in both blocks: from here on they are all that orders
 
   const int warp = int(threadIdx.x) / 32, lane = int(threadIdx.x) % 32;
   const auto depth_of = [&](unsigned slice) {
@@ -178,12 +193,14 @@ __global__ void __launch_bounds__(wgmma_block, 1)
     return int(tiles.slices > 1 && left > matmul_bf16_slice ? matmul_bf16_slice : left);
   };
   const int joined = maps.joins ? product.more.count : 0;
+  const unsigned clusters = gridDim.x / wgmma_ranks, first_tile = blockIdx.x / wgmma_ranks;
+  const unsigned rank = cluster_rank();
   unsigned s = 0;  // strips so far
 
   if (threadIdx.x >= wgmma_consumers) {
     give_registers<wgmma_producer_registers>();
     if (threadIdx.x > wgmma_consumers) return;
-    for (unsigned tile = blockIdx.x; tile < tiles.count(); tile += gridDim.x) {
+    for (unsigned tile = first_tile; tile < tiles.count(); tile += clusters) {
       const auto [row, column, slice] = tiles.at(tile);
 #pragma unroll
       for (int f = 0; f < int(maps.most); f++) {
@@ -196,18 +213,19 @@ __global__ void __launch_bounds__(wgmma_block, 1)
           unsigned char* const stage = stages + i * stage_bytes;
           empty[i].wait(s / wgmma_stages % 2 ^ 1);
           full[i].arrive(stage_bytes);
-          StripA::copy(stage, maps.a[f], int(row) * wgmma_tile_rows, k, full[i]);
+          StripA::copy(stage, maps.a[f], int(row * wgmma_ranks + rank) * wgmma_tile_rows, k, full[i]);
           StripB::copy(stage + wgmma_a_bytes, maps.b[f], int(column) * columns, k, full[i]);
         }
       }
     }
+    cluster_barrier();  // (see the end)
     return;
   }
 
   take_registers<wgmma_consumer_registers>();
   // What the warp has read may be written over.
   const auto give_back = [&](unsigned strip) {
-    if (lane == 0) empty[strip % wgmma_stages].arrive();
+    for (unsigned to = 0; lane == 0 && to < wgmma_ranks; to++) empty[strip % wgmma_stages].arrive_at(to);
   };
   const int first_row = warp / 4 * wgmma_rows;  // of this warpgroup
   WgmmaSums<columns> sums;
@@ -218,10 +236,10 @@ __global__ void __launch_bounds__(wgmma_block, 1)
   for (int f = 0; f < int(maps.most) - 1; f++)
     if (f < joined) joined_strips += strips_of(int(product.more.at[f].K));
 #pragma unroll 1
-  for (unsigned tile = blockIdx.x; tile < tiles.count(); tile += gridDim.x) {
+  for (unsigned tile = first_tile; tile < tiles.count(); tile += clusters) {
     const auto place = tiles.at(tile);
     MmaBlock<Out> block = product;
-    block.m0 = size_t{place.row} * wgmma_tile_rows;
+    block.m0 = size_t{place.row * wgmma_ranks + rank} * wgmma_tile_rows;
     block.n0 = size_t{place.column} * columns;
     if (tiles.slices > 1) take_slice(block, place.slice);
     const int strips = strips_of(depth_of(place.slice)) + joined_strips;
@@ -279,6 +297,7 @@ __global__ void __launch_bounds__(wgmma_block, 1)
       __syncwarp();
     }
   }
+  cluster_barrier();  // nobody comes to this block's barriers any more, nor a box into its ring
 }
 
 // Each of several factors begins with a strip of its own, which may end in zeros: more of them than joined_depth() has,
@@ -300,7 +319,8 @@ bool matmul_wgmma(Matrix<Out> C, std::span<const MmaFactors> factors, size_t M, 
                   Accumulate accumulate, float* totals, const float* bias, const Activated& activated, Context& ctx,
                   int columns, size_t slices) {
   constexpr size_t most = size_t{1} << 30;  // of a coordinate, which is an int
-  const WgmmaTiles tiles = {unsigned(ceil_div(M, wgmma_tile_rows)), unsigned(ceil_div(N, columns)), unsigned(slices)};
+  const WgmmaTiles tiles = {unsigned(ceil_div(M, wgmma_ranks * wgmma_tile_rows)), unsigned(ceil_div(N, columns)),
+                            unsigned(slices)};
   const size_t count = slices * matmul_wgmma_tiles(M, N, columns), depth = joined_depth(factors);
   if (depth == 0 || M > most || N > most || depth > most || count > most || !slices_are_strips(factors)) return false;
 #ifdef __CUDACC__
@@ -325,13 +345,14 @@ bool matmul_wgmma(Matrix<Out> C, std::span<const MmaFactors> factors, size_t M, 
     WgmmaMaps<l> maps = {};
     if (factors.size() > maps.most) return false;
     for (size_t f = 0; f < factors.size(); f++) {
-      const TmaMatrix a = WgmmaStrip<l == Layout::tn, wgmma_tile_rows>::matrix(factors[f].A, M, factors[f].K);
-      const TmaMatrix b = WgmmaStrip<l != Layout::nt, width>::matrix(factors[f].B, N, factors[f].K);
+      const TmaMatrix a = WgmmaStrip<l == Layout::tn, wgmma_tile_rows, 1>::matrix(factors[f].A, M, factors[f].K);
+      const TmaMatrix b = WgmmaStrip<l != Layout::nt, width, wgmma_ranks>::matrix(factors[f].B, N, factors[f].K);
       if (tma_refuses(a) || tma_refuses(b)) return false;
       maps.a[f] = tensor_map(a), maps.b[f] = tensor_map(b);
     }
-    launch(matmul_wgmma_kernel<l, width, Out>, grid_of(std::min(count, multiprocessors())), wgmma_block,
-           wgmma_shared(width), ctx, maps, product, tiles);
+    const size_t clusters = std::min(count, multiprocessors()) / wgmma_ranks;
+    launch_clusters(matmul_wgmma_kernel<l, width, Out>, grid_of(clusters * wgmma_ranks), wgmma_block, wgmma_ranks,
+                    wgmma_shared(width), ctx, maps, product, tiles);
     return true;
   };
   const auto run_layout = [&]<Layout l>() {

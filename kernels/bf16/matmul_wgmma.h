@@ -5,9 +5,9 @@
 
 namespace gated {
 
-// Tiles of 128 rows and so many columns: what a block makes at a time.
+// Tiles of 128 rows and so many columns: what a block makes at a time, and two blocks one above the other.
 constexpr size_t matmul_wgmma_tiles(size_t M, size_t N, int columns) {
-  return ceil_div(M, 128) * ceil_div(N, columns);
+  return 2 * ceil_div(M, 2 * 128) * ceil_div(N, columns);
 }
 
 // The width of tiles that is done first: where there are too few wide ones, or few in the last wave, narrow ones are.
