@@ -50,7 +50,8 @@ CALLS += $(if $(findstring clang,$(CXX)),-mllvm -enable-tail-merge=false)
 WARNINGS := -Wall -Wextra -Werror=switch -Wno-unknown-pragmas
 # (clang++ names loops that it does not unroll or vectorise though asked, and fail(), whose callers write the format)
 WARNINGS += -Wno-pass-failed -Wno-format-security -Wno-unknown-warning-option
-COMMON := -std=c++20 $(EXACT) $(OPENMP) $(WARNINGS) -g1 -I. -MMD -MP
+# (Of DWARF 5 addr2line 2.40 takes a header for the file that includes it, where the header's code comes first.)
+COMMON := -std=c++20 $(EXACT) $(OPENMP) $(WARNINGS) -g1 -gdwarf-4 -I. -MMD -MP
 
 ifneq ($(NVCC),)
 CUDA_HOME := $(patsubst %/bin/nvcc,%,$(NVCC))
