@@ -70,6 +70,18 @@ struct Threads {
   ~Threads() { omp_set_num_threads(before); }
 };
 
+// What the emulator gives a block of shared memory, until this ends. A GPU has its own.
+struct SharedLimit {
+#ifndef __CUDACC__
+  const KeepsSimtConfig restore;
+#endif
+  explicit SharedLimit([[maybe_unused]] size_t bytes) {
+#ifndef __CUDACC__
+    simt::config.shared_limit = bytes;
+#endif
+  }
+};
+
 // Runs test(ctx) on the CPU with one and with two threads, and on this build's kernel device: on the emulator once in
 // each thread order, on a GPU once.
 template <class Test>

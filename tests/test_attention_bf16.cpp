@@ -115,10 +115,7 @@ TEST_CASE("attention_bf16: the online softmax by hand", "[attention_bf16]") {
 
 TEST_CASE("attention_bf16: the CPU's code and the kernels have the bits of the reference",
           "[attention_bf16][bitwise]") {
-#ifndef __CUDACC__
-  const KeepsSimtConfig restore;
-  simt::config.shared_limit = shared_limit_sm_90;  // heads of 256 by whole tiles
-#endif
+  const SharedLimit of_a_block(shared_limit_sm_90);  // heads of 256 by whole tiles
   const Inputs cases[] = {
       {{1, 130, 2, 1, 16}, plain},
       {{2, 63, 2, 2, 32}, large, Kind::sink},
@@ -151,10 +148,7 @@ TEST_CASE("attention_bf16: the CPU's code and the kernels have the bits of the r
 }
 
 TEST_CASE("attention_bf16: it gates its output as a gate after it does", "[attention_bf16][bitwise]") {
-#ifndef __CUDACC__
-  const KeepsSimtConfig restore;
-  simt::config.shared_limit = shared_limit_sm_90;  // heads of 256 by whole tiles
-#endif
+  const SharedLimit of_a_block(shared_limit_sm_90);  // heads of 256 by whole tiles
   const std::tuple<AttentionShape, bool, GateOp> cases[] = {
       {{2, 65, 2, 1, 64}, false, {}},
       {{1, 70, 2, 2, 64}, true, {}},

@@ -94,8 +94,7 @@ TEST_CASE("gated_delta_bf16: the CPU's code and the kernels have the bits of the
 #ifndef __CUDACC__
 TEST_CASE("gated_delta_bf16: keys of up to 128 fit the shared memory of a consumer's GPU, with the same bits",
           "[bitwise]") {
-  const KeepsSimtConfig restore;
-  simt::config.shared_limit = shared_limit_consumer;
+  const SharedLimit of_a_block(shared_limit_consumer);
   const auto run = [](const GatedDeltaShape& s) {
     Context ctx(Device::emulated);
     Bf16Trial t(rounded_inputs(s));

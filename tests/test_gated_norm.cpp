@@ -169,8 +169,7 @@ TEST_CASE("gated_norm: kernels and the CPU equal the reference bit for bit, in b
 
 #ifndef __CUDACC__
 TEST_CASE("gated_norm: the ranks that fit the shared memory of a consumer's GPU", "[bitwise]") {
-  const KeepsSimtConfig restore;
-  simt::config.shared_limit = shared_limit_consumer;
+  const SharedLimit of_a_block(shared_limit_consumer);
   const auto run = [&](size_t rank) {
     Context kernels(kernel_device);
     GatedNormTrial<float> t(Case{{1, 4, rank, rms, elementwise, {}, 0, 1e-6f}});

@@ -158,14 +158,13 @@ TEST_CASE("cross_entropy: a block takes row after row, kept or not", "[bitwise]"
   row_after_row(24 * multiprocessors() + 3, 1030);
   for (size_t V : {16001, 32002, 51200, 57000}) row_after_row(3 * multiprocessors() + 3, V);  // the last is not kept
 #else
-  const KeepsSimtConfig restore;
-  simt::config.shared_limit = shared_limit_sm_90;
+  const SharedLimit of_an_h100(shared_limit_sm_90);
   row_after_row(11, 1030);
   for (size_t V : {16387, 32770, 51200, 51201}) row_after_row(5, V);  // the last one is not kept
   // What threads keep of the next row, 16,384 bytes, beside 4096 of exponentials and 528 of what a warp and a chain
   // have come to: the emulator just has room for it, or just not.
   for (size_t limit : {21008, 21007}) {
-    simt::config.shared_limit = limit;
+    const SharedLimit of_a_block(limit);
     row_after_row(11, 1030);
   }
 #endif

@@ -61,6 +61,24 @@ struct Size {
   size_t M, N, K;
 };
 
+// Random factors of several products that are one sum.
+struct Joined : Trial {
+  const size_t M, N;
+  const std::vector<size_t> depths;
+  std::vector<Array<bf16>> A, B;
+  Joined(size_t M, size_t N, const std::vector<size_t>& depths) : M(M), N(N), depths(depths) {
+    for (size_t K : depths) {
+      A.push_back(random<bf16>(M * K, 10 + A.size()));
+      B.push_back(random<bf16>(K * N, 20 + B.size()));
+    }
+  }
+  std::vector<MmaFactors> factors() const {
+    std::vector<MmaFactors> all;
+    for (size_t i = 0; i < depths.size(); i++) all.push_back({{A[i], depths[i]}, {B[i], N}, depths[i]});
+    return all;
+  }
+};
+
 }  // namespace
 
 TEST_CASE("matmul_bf16: the reference is the product", "[matmul_bf16]") {
@@ -144,28 +162,16 @@ TEST_CASE("matmul_bf16: several products are one sum, rounded once", "[matmul_bf
                         {9, 5, {17}},
                         {3, 8, {matmul_bf16_slice - 8, 24, 40}}}) {
     INFO(c.M << " x " << c.N << ", " << c.depths.size() << " products, the first of depth " << c.depths[0]);
-    Trial t;
-    std::vector<Array<bf16>> A, B;
-    std::vector<std::vector<bf16>> a, b;
-    std::vector<MmaFactors> of_reference;
-    for (size_t i = 0; i < c.depths.size(); i++) {
-      const size_t K = c.depths[i];
-      A.push_back(t.random<bf16>(c.M * K, 10 + i)), a.push_back(rounded(A.back().values()));
-      B.push_back(t.random<bf16>(K * c.N, 20 + i)), b.push_back(rounded(B.back().values()));
-      of_reference.push_back({{a.back().data(), K}, {b.back().data(), c.N}, K});
-    }
-    const auto sum = [&](std::vector<float> start, Accumulate accumulate, auto stored) {
-      std::vector<decltype(stored)> result(start.begin(), start.end());
-      matmul_bf16_joined_ref(result.data(), of_reference, c.M, c.N, accumulate, usual_mma());
-      return std::vector<float>(result.begin(), result.end());
-    };
-    const std::vector<float> start = widened(rounded(random_values<float>(c.M * c.N, 3)));
-    const auto written = t.expect<bf16>(sum(start, Accumulate::no, bf16())),
-               added = t.sum<bf16>(start, sum(start, Accumulate::yes, bf16()));
-    const auto floats = t.expect(sum(start, Accumulate::no, float()));
+    Joined t(c.M, c.N, c.depths);
+    const auto written = t.out<bf16>(c.M * c.N), added = t.sum<bf16>(c.M * c.N, 3);
+    const auto floats = t.out(c.M * c.N);
+    t.reference([&] {
+      matmul_bf16_joined_ref(+written, t.factors(), c.M, c.N, Accumulate::no, usual_mma());
+      matmul_bf16_joined_ref(+floats, t.factors(), c.M, c.N, Accumulate::no, usual_mma());
+      matmul_bf16_joined_ref(+added, t.factors(), c.M, c.N, Accumulate::yes, usual_mma());
+    });
     t.on_every_device([&](Context& ctx) {
-      std::vector<MmaFactors> factors;
-      for (size_t i = 0; i < A.size(); i++) factors.push_back({{A[i], c.depths[i]}, {B[i], c.N}, c.depths[i]});
+      const std::vector<MmaFactors> factors = t.factors();
       const size_t scratch = matmul_bf16_scratch(c.M, c.N, joined_depth(factors), Layout::nn, ctx.device);
       for (Reals C : {Reals(written), Reals(floats), Reals(added)})
         matmul_bf16_joined(C, factors, c.M, c.N, C == Reals(added) ? Accumulate::yes : Accumulate::no, ctx);
@@ -211,63 +217,55 @@ TEST_CASE("matmul_bf16: an activation in a product's end has the bits of one aft
 }
 
 TEST_CASE("matmul_bf16: wgmma has the bits of the reference", "[matmul_bf16][bitwise]") {
-#ifndef __CUDACC__
-  const KeepsSimtConfig restore;
-  simt::config.shared_limit = shared_limit_sm_90;
-#endif
+  const SharedLimit of_an_h100(shared_limit_sm_90);
   // Two tiles both ways, with tails; more strips than stages, the last one half empty, and on a stand-in more tiles
   // than multiprocessors; two slices; less than one step.
   for (const Size s : {Size{136, 264, 88}, {520, 40, 4 * 64 + 24}, {8, 24, matmul_bf16_slice + 72}, {8, 8, 8}})
     for (int i = 0; i < 6; i++) {
       const Layout layout = layouts[i / 2];
       const int columns = i % 2 ? 192 : 256;
+      INFO(s.M << " x " << s.N << " x " << s.K << ", layout " << int(layout));
       const Product p{s.M, s.N, s.K, layout};
-      const std::vector<bf16> gates = rounded(random_values<float>(p.C.size(), 5));
+      const std::vector<float> product = p.expected<bf16>(Accumulate::no, MmaArithmetic::hopper);
+      const bool activated = layout == Layout::nt;
+      Trial t;
+      const auto A = t.in<bf16>(widened(p.A)), B = t.in<bf16>(widened(p.B)), C = t.expect<bf16>(product),
+                 gate = t.random<bf16>(product.size(), 5), y = activated ? t.out<bf16>(product.size()) : Array<bf16>();
+      const auto bias = t.in(p.bias), added = t.sum(p.C, p.expected(Accumulate::yes, MmaArithmetic::hopper)),
+                 added_by_any = t.again(added),
+                 written = t.expect(p.expected(Accumulate::no, MmaArithmetic::hopper, true));
+      for (size_t j = 0; j < product.size() && activated; j++)
+        y.ref[j] = activation_value(Activation::silu, gate.ref[j]) * product[j];
       on_every_device([&](Context& ctx) {
         if (ctx.device == Device::cpu || !multiplies_as(ctx, MmaArithmetic::hopper)) return;
-        INFO(s.M << " x " << s.N << " x " << s.K << ", layout " << int(layout));
-        const Buffer<bf16> a(ctx.device, p.A), b(ctx.device, p.B), g(ctx.device, gates);
-        const Guarded bias(ctx, p.bias), totals(ctx, p.C.size());
-        const auto multiply = [&]<class Out>(Out* C, size_t more, Accumulate accumulate, const float* with,
-                                             Activated to = {}) {
-          const MmaFactors factors[] = {
-              {{a.data(), packed_lda(s.M, s.K, layout) + more}, {b.data(), packed_ldb(s.N, s.K, layout)}, s.K}};
-          return matmul_wgmma(Matrix<Out>{C, s.N}, factors, s.M, s.N, layout, accumulate, totals, with, to, ctx,
-                              columns);
-        };
-        const Guarded added(ctx, p.C), written(ctx, p.C);
-        const GuardedOf<bf16> C(ctx, p.C), y(ctx, p.C);
-        REQUIRE(multiply(+added, 0, Accumulate::yes, nullptr));
-        REQUIRE_BITWISE(p.expected(Accumulate::yes, MmaArithmetic::hopper), added.download());
-        REQUIRE(multiply(+written, 0, Accumulate::no, bias));
-        REQUIRE_BITWISE(p.expected(Accumulate::no, MmaArithmetic::hopper, true), written.download());
-        const bool activated = layout == Layout::nt;
-        REQUIRE(multiply(+C, 0, Accumulate::no, nullptr,
-                         activated ? Activated{y, g.data(), Activation::silu} : Activated{}));
-        const std::vector<float> product = p.expected<bf16>(Accumulate::no, MmaArithmetic::hopper);
-        REQUIRE_BITWISE(product, C.download());
-        std::vector<float> expected = y.download();
-        for (size_t i = 0; i < expected.size() && activated; i++)
-          expected[i] = bf16(activation_value(Activation::silu, float(gates[i])) * product[i]);
-        REQUIRE_BITWISE(expected, y.download());
-        // matmul_bf16() takes it where it fills the device.
-        REQUIRE_BITWISE(p.expected(Accumulate::yes, MmaArithmetic::hopper), p.got(Accumulate::yes, ctx));
-        // Rows off their boundaries, and a device without the shared memory, are left to others.
-        REQUIRE_FALSE(multiply(+added, 4, Accumulate::no, nullptr));
+        t.on(ctx, [&](Context& ctx) {
+          const Guarded totals(ctx, p.C.size());
+          const auto multiply = [&]<class Out>(Out* C, size_t more, Accumulate accumulate, const float* with,
+                                               Activated to = {}) {
+            const MmaFactors factors[] = {
+                {{A, packed_lda(s.M, s.K, layout) + more}, {B, packed_ldb(s.N, s.K, layout)}, s.K}};
+            return matmul_wgmma(Matrix<Out>{C, s.N}, factors, s.M, s.N, layout, accumulate, totals, with, to, ctx,
+                                columns);
+          };
+          REQUIRE(multiply(+added, 0, Accumulate::yes, nullptr));
+          REQUIRE(multiply(+written, 0, Accumulate::no, bias));
+          REQUIRE(
+              multiply(+C, 0, Accumulate::no, nullptr, activated ? Activated{y, gate, Activation::silu} : Activated{}));
+          // matmul_bf16() takes it where it fills the device.
+          matmul_bf16(added_by_any, A, B, s.M, s.N, s.K, layout, Accumulate::yes, ctx);
+          // Rows off their boundaries, and a device without the shared memory, are left to others.
+          REQUIRE_FALSE(multiply(+added, 4, Accumulate::no, nullptr));
 #ifndef __CUDACC__
-        const KeepsSimtConfig restore;
-        simt::config.shared_limit = shared_limit_sm_80;
-        REQUIRE_FALSE(multiply(+added, 0, Accumulate::no, nullptr));
+          const SharedLimit of_an_a100(shared_limit_sm_80);
+          REQUIRE_FALSE(multiply(+added, 0, Accumulate::no, nullptr));
 #endif
+        });
       });
     }
 }
 
 TEST_CASE("matmul_bf16: several products by wgmma have the bits of the reference", "[matmul_bf16][bitwise]") {
-#ifndef __CUDACC__
-  const KeepsSimtConfig restore;
-  simt::config.shared_limit = shared_limit_sm_90;
-#endif
+  const SharedLimit of_an_h100(shared_limit_sm_90);
   struct Case {
     std::vector<size_t> depths;
     bool is_taken;
@@ -283,29 +281,21 @@ TEST_CASE("matmul_bf16: several products by wgmma have the bits of the reference
                         {{matmul_bf16_slice - 56, 8, 40}, false},
                         {{24, matmul_bf16_slice - 56}, false}}) {
     const size_t M = 136, N = 264;
-    std::vector<std::vector<bf16>> A, B;
-    for (size_t K : c.depths)
-      A.push_back(rounded(random_values<float>(M * K, unsigned(A.size() + 10)))),
-          B.push_back(rounded(random_values<float>(K * N, unsigned(B.size() + 20))));
-    const auto factors_of = [&](const auto& a, const auto& b) {
-      std::vector<MmaFactors> factors;
-      for (size_t i = 0; i < c.depths.size(); i++)
-        factors.push_back({{a[i].data(), c.depths[i]}, {b[i].data(), N}, c.depths[i]});
-      return factors;
-    };
-    std::vector<float> expected(M * N);
-    matmul_bf16_joined_ref(expected.data(), factors_of(A, B), M, N, Accumulate::no, MmaArithmetic::hopper);
+    INFO(c.depths.size() << " products, the first of depth " << c.depths[0]);
+    Joined t(M, N, c.depths);
+    // What is not taken is not written.
+    const auto wide = c.is_taken ? t.out(M * N) : t.random(M * N, 1), narrow = c.is_taken ? t.again(wide) : wide;
+    t.reference([&] {
+      if (c.is_taken) matmul_bf16_joined_ref(+wide, t.factors(), M, N, Accumulate::no, MmaArithmetic::hopper);
+    });
     on_every_device([&](Context& ctx) {
       if (ctx.device == Device::cpu || !multiplies_as(ctx, MmaArithmetic::hopper)) return;
-      std::vector<Buffer<bf16>> a, b;
-      for (size_t i = 0; i < A.size(); i++) a.emplace_back(ctx.device, A[i]), b.emplace_back(ctx.device, B[i]);
-      for (int columns : {256, 192}) {
-        INFO(c.depths.size() << " products, the first of depth " << c.depths[0] << ", " << columns << " columns");
-        const Guarded C(ctx, expected.size()), totals(ctx, expected.size());
-        REQUIRE(c.is_taken == matmul_wgmma(Matrix<float>{C, N}, factors_of(a, b), M, N, Layout::nn, Accumulate::no,
-                                           totals, nullptr, {}, ctx, columns));
-        if (c.is_taken) REQUIRE_BITWISE(expected, C.download());
-      }
+      t.on(ctx, [&](Context& ctx) {
+        const Guarded totals(ctx, M * N);
+        for (const auto& [C, columns] : {std::pair(wide, 256), {narrow, 192}})
+          REQUIRE(c.is_taken == matmul_wgmma(Matrix<float>{C, N}, t.factors(), M, N, Layout::nn, Accumulate::no, totals,
+                                             nullptr, {}, ctx, columns));
+      });
     });
   }
 }
