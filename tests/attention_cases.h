@@ -32,6 +32,10 @@ inline std::string describe(const AttentionShape& s, Kind kind) {
                 int(s.sigmoid()), int(kind));
 }
 
+// Scales of q and k: random scores of a few units, or of some hundred: then weights span all that floats hold, denormals
+// and 0 included.
+constexpr float plain = 1, large = 9;
+
 // Packed arrays, of numbers that S can store.
 template <class S>
 struct InputsOf {

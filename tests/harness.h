@@ -27,6 +27,9 @@
 namespace simt {
 constexpr bool under_asan = false, under_race_shadow = false;
 }
+struct SharedLimit {  // a GPU's is its own
+  explicit SharedLimit(size_t) {}
+};
 #else
 #include "tests/simt_config.h"
 #endif
@@ -68,18 +71,6 @@ struct Threads {
   const int before = omp_get_max_threads();
   explicit Threads(int n) { omp_set_num_threads(n); }
   ~Threads() { omp_set_num_threads(before); }
-};
-
-// What the emulator gives a block of shared memory, until this ends. A GPU has its own.
-struct SharedLimit {
-#ifndef __CUDACC__
-  const KeepsSimtConfig restore;
-#endif
-  explicit SharedLimit([[maybe_unused]] size_t bytes) {
-#ifndef __CUDACC__
-    simt::config.shared_limit = bytes;
-#endif
-  }
 };
 
 // Runs test(ctx) on the CPU with one and with two threads, and on this build's kernel device: on the emulator once in

@@ -10,9 +10,9 @@
 #include <cstring>
 #include <filesystem>
 #include <fstream>
-#include <functional>
 #include <stdexcept>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "ptx/machine.h"
@@ -128,23 +128,6 @@ struct Device {
   Word address() const { return reinterpret_cast<Word>(p); }
 };
 
-// Calls f; what it says on stderr.
-inline std::string said(const std::function<void()>& f) {
-  FILE* const file = tmpfile();
-  fflush(stderr);
-  const int before = dup(2);
-  dup2(fileno(file), 2);
-  f();
-  fflush(stderr);
-  dup2(before, 2);
-  close(before);
-  std::string text(size_t(lseek(fileno(file), 0, SEEK_END)), '\0');
-  rewind(file);
-  text.resize(fread(text.data(), 1, text.size(), file));
-  fclose(file);
-  return text;
-}
-
 // How a launch ends, and what it says on stderr.
 struct Ended {
   ptx::Fault fault;
@@ -153,8 +136,13 @@ struct Ended {
 inline Ended run(const std::string& name, ptx::Extent grid, ptx::Extent block, const void* parameters,
                  size_t shared = 0, unsigned cluster = 1) {
   const ptx::Kernel& k = kernel(name);
-  Ended ended;
-  ended.text = said([&] { ended.fault = ptx::run(k, grid, block, cluster, shared, parameters); });
+  char* text;
+  size_t length;
+  FILE* const usual = std::exchange(stderr, open_memstream(&text, &length));
+  const ptx::Fault fault = ptx::run(k, grid, block, cluster, shared, parameters);
+  fclose(std::exchange(stderr, usual));
+  const Ended ended = {fault, {text, length}};
+  free(text);
   return ended;
 }
 inline void require_run(const std::string& name, ptx::Extent grid, ptx::Extent block, const void* parameters) {

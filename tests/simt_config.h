@@ -10,4 +10,9 @@ struct KeepsSimtConfig {
   ~KeepsSimtConfig() { simt::config = before; }
 };
 
+// What a block has of shared memory, until this ends.
+struct SharedLimit : KeepsSimtConfig {
+  explicit SharedLimit(size_t bytes) { simt::config.shared_limit = bytes; }
+};
+
 }  // namespace gated

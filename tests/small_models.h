@@ -6,6 +6,7 @@
 #include "core/philox.cuh"
 
 #include "layers/model.h"
+#include "tests/contents.h"
 #include "tests/fixture_lines.h"
 #include "tests/numbers.h"
 #include "training/flags/command_line.h"
@@ -25,6 +26,24 @@ inline ModelConfig small_model(const std::string& flags = "") {
 inline const std::vector<std::string>& small_models() {
   static const std::vector<std::string> lines = fixture_lines("small_models.txt", {""});
   return lines;
+}
+
+// A flag of the model and values of it: its choices, the usual one first; of a number, what `numbers` has.
+struct FlagChoices {
+  std::string flag;
+  std::vector<std::string> values;
+};
+inline std::vector<FlagChoices> flags_of_the_model(const FlagValues& numbers) {
+  std::vector<FlagChoices> all;
+  Config defaults;
+  for (const Flag& f : list_flags(defaults)) {
+    const auto known = numbers.find(f.name);
+    FlagChoices flag = {f.name, known == numbers.end() ? std::vector{f.get()} : known->second};
+    for (const Flag::Choice& c : f.choices)
+      if (c.value != f.get() && known == numbers.end()) flag.values.push_back(c.value);
+    if (f.shapes_the_model() || known != numbers.end()) all.push_back(flag);
+  }
+  return all;
 }
 
 // B sequences of random tokens, and random targets.

@@ -63,10 +63,6 @@ TEST_CASE("attention: gradients of it and its variants against finite difference
   }
 }
 
-// Random scores of a few units, or of some hundred: then p spans all that floats hold, denormals and 0
-// included.
-constexpr float plain = 1, large = 9;
-
 TEST_CASE("attention: plain attention has the same bits from every reference and every call", "[bitwise]") {
   for (const Inputs& in : {Inputs({2, 66, 3, 3, 16}, plain), Inputs({1, 40, 2, 2, 5}, large)}) {
     Attended t(in);

@@ -52,9 +52,6 @@ std::vector<std::vector<float>> in_double(const Inputs& in) {
   return all;
 }
 
-// Random scores of a few units, or of some hundred: then weights span all that floats hold, denormals and 0 included.
-constexpr float plain = 1, large = 9;
-
 }  // namespace
 
 TEST_CASE("attention_bf16: the reference is attention", "[attention_bf16]") {

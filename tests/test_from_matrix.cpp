@@ -19,13 +19,8 @@ using namespace gated;
 
 namespace {
 
-// A flag of the model and values of it, which of a number are around those of the small models.
-struct Change {
-  std::string flag;
-  std::vector<std::string> values;
-};
-
-std::vector<Change> changes() {
+// Numbers are around those of the small models.
+std::vector<FlagChoices> changes() {
   const FlagValues numbers = flag_values(
       "--norm-eps=1e-4 --norm-rank=3 --norm-gate-scale=2 --dyt-alpha=0.3 --attention-every=2 --head-experts=0|2 "
       "--head-experts-per-token=2 --window=0|3 --full-every=2 --score-dim=0|9 --rope-theta=77 --rope-fraction=0.5 "
@@ -35,15 +30,10 @@ std::vector<Change> changes() {
       "--heads=2|4|8 --kv-heads=1|2|4 --head-dim=4|5|6|12 --linear-key-heads=1|3|6 --linear-value-heads=2|4|18 "
       "--linear-key-dim=4|10 --linear-value-dim=1|6 --conv-width=2|4 --ffn-hidden=12|24|48 --context=7|11 "
       "--vocab=36|40");
-  std::vector<Change> all;
-  Config defaults;
-  for (const Flag& f : list_flags(defaults)) {
-    if (!f.shapes_the_model() && f.name != "--vocab") continue;
-    INFO(f.name);
-    Change change = {f.name, {}};
-    for (const Flag::Choice& c : f.choices) change.values.push_back(c.value);
-    if (f.choices.empty()) change.values = numbers.at(f.name);
-    all.push_back(change);
+  const std::vector<FlagChoices> all = flags_of_the_model(numbers);
+  for (const FlagChoices& f : all) {
+    INFO(f.flag);
+    REQUIRE((f.values.size() > 1 || numbers.count(f.flag)));
   }
   return all;
 }
@@ -202,7 +192,7 @@ void for_each_model(const std::function<void(Numbered&)>& call) {
 
 TEST_CASE("from_matrix: a flag changes a model that is read to one that its weights are, or is refused by name",
           "[from]") {
-  const std::vector<Change> all = changes();
+  const std::vector<FlagChoices> all = changes();
   size_t loaded = 0, refused = 0;
   for_each_model([&](Numbered& model) {
     const auto take = [&](const std::string& line) {
@@ -212,14 +202,14 @@ TEST_CASE("from_matrix: a flag changes a model that is read to one that its weig
       INFO(seen.refusal);
       FAIL_CHECK(model.name << " " << line << ": " << seen.fault);
     };
-    for (const Change& change : all)
+    for (const FlagChoices& change : all)
       for (const std::string& value : change.values) take(change.flag + "=" + value);
     size_t draws = 0;
     const auto any = [&](const auto& list) {
       return list[size_t(uniform_double(1, 2, draws++) * double(list.size()))];
     };
     for (int pair = 0; pair < 60; pair++) {
-      const Change a = any(all), b = any(all);
+      const FlagChoices a = any(all), b = any(all);
       if (a.flag != b.flag) take(a.flag + "=" + any(a.values) + " " + b.flag + "=" + any(b.values));
     }
   });

@@ -11,36 +11,22 @@ using namespace gated;
 
 namespace {
 
-// A flag and what it may be set to; the first is its default, which is left out of a line.
-struct Factor {
-  std::string flag;
-  std::vector<std::string> values;
-};
-
-std::vector<Factor> factors() {
-  const FlagValues numbers = flag_values(
+// The first value of a flag is its default, which is left out of a line.
+std::vector<FlagChoices> factors() {
+  std::vector<FlagChoices> all = flags_of_the_model(flag_values(
       "--window=0|3 --rope-fraction=1|0.5 --rope-scaling=none|yarn,4,20 --window-rope-theta=0|100 "
       "--full-every=6|2 --score-dim=0|9 --embedding-factor=1|1.5 --norm-gate-scale=1|2 --clip-residual=0|0.7 "
       "--clip-output=0|0.3 --dropout=0|0.1 --head-experts=0|3 --head-experts-per-token=1|2 --experts=0|4 "
       "--experts-per-token=2|1 --dense-layers=0|1 --shared-experts=0|2 --balance-loss=0.001|0.3 "
-      "--z-loss=0.001|0");
-  std::vector<Factor> all;
-  Config defaults;
-  for (const Flag& f : list_flags(defaults)) {
-    if (!f.shapes_the_model()) continue;
-    Factor factor = {f.name, {f.get()}};
-    for (const auto& c : f.choices)
-      if (c.value != f.get()) factor.values.push_back(c.value);
-    if (numbers.count(f.name)) factor.values = numbers.at(f.name);
-    if (factor.values.size() > 1) all.push_back(factor);
-  }
+      "--z-loss=0.001|0"));
+  std::erase_if(all, [](const FlagChoices& f) { return f.values.size() == 1; });
   return all;
 }
 
 // An assignment names a value of every factor.
 using Assignment = std::vector<size_t>;
 
-std::string line_of(const std::vector<Factor>& all, const Assignment& a) {
+std::string line_of(const std::vector<FlagChoices>& all, const Assignment& a) {
   std::string line;
   for (size_t f = 0; f < all.size(); f++)
     if (a[f]) line += (line.empty() ? "" : " ") + all[f].flag + "=" + all[f].values[a[f]];
@@ -58,7 +44,7 @@ struct Lines {
 
 // Greedy: take a pair that no line has yet, choose the rest at random, and mend what is refused: a refusal names the
 // flags that are at odds, and one of them, if it is not of the pair, goes back to its default.
-Lines covering_lines(const std::vector<Factor>& all) {
+Lines covering_lines(const std::vector<FlagChoices>& all) {
   Lines lines;
   std::set<std::array<size_t, 4>> open;  // (factor, value, factor, value)
   for (size_t f = 0; f < all.size(); f++)
@@ -135,7 +121,7 @@ std::vector<float> with_cache(Model& model, const std::vector<int>& ids, size_t 
 
 TEST_CASE("matrix: every value and every pair of the model's flags trains and generates alike on cpu and kernels",
           "[matrix][bitwise]") {
-  const std::vector<Factor> all = factors();
+  const std::vector<FlagChoices> all = factors();
   const Lines lines = covering_lines(all);
   std::set<std::pair<size_t, size_t>> values;
   for (const Assignment& a : lines.accepted)

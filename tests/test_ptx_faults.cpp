@@ -258,10 +258,10 @@ TEST_CASE("What is not known is refused by its kernel, its line and its name, be
   const std::string folder = getenv("PTX_KERNELS"), file = folder + "/refused.ptx";
   const auto translated = [&](const std::string& text) {
     std::ofstream(file) << head + text;
-    int code = 0;
-    const std::string answer = said([&] { code = system(("ptx/translate.py " + folder + " " + file).c_str()); });
-    CHECK((code == 0) == std::filesystem::remove(folder + "/refused.index"));
-    return replaced(answer, "translate: " + file + ": ", "");
+    const gated::Child ended =
+        gated::in_child([&] { execl("ptx/translate.py", "ptx/translate.py", folder.c_str(), file.c_str(), nullptr); });
+    CHECK((ended.status == 0) == std::filesystem::remove(folder + "/refused.index"));
+    return replaced(ended.said, "translate: " + file + ": ", "");
   };
   const auto unknown = fixture["unknown"].get<std::vector<std::string>>();
   std::string all;

@@ -43,10 +43,6 @@ std::string fault(void (*kernel)(P...), dim3 grid, dim3 block, size_t shared, A.
   return refusal([&] { simt::launch(kernel, grid, block, shared, args...); });
 }
 
-std::string here(int line) {
-  return format("tests/test_simt.cpp:%d", line);
-}
-
 // ---- kernels that are right
 
 struct Indices {
@@ -210,6 +206,9 @@ __global__ void one_line_kernel(int* x) {
   threadIdx.x < 32 ? inlined_barrier(x) : inlined_barrier(x + 1);
 }
 // clang-format on
+std::string wrong_line(int line) {
+  return format("tests/test_simt.cpp:%d", first_wrong_line + line);
+}
 
 // Lane 0 waits for 1, 1 for 2, 2 for 0; no two wait for each other.
 __global__ void ring_kernel() {
@@ -423,17 +422,16 @@ TEST_CASE("simt: static and dynamic shared memory are NaN when a block starts") 
 
 // Two arrays of 2048 floats are 16384 bytes.
 TEST_CASE("simt: static and dynamic shared memory share one limit") {
-  const KeepsSimtConfig restore;
   int nan = 0;
   const auto said = [&](size_t dynamic) { return fault(shared_is_nan_kernel<2048>, 1, 1, dynamic, &nan, false); };
   for (size_t limit : {shared_limit_consumer, shared_limit_sm_80, shared_limit_sm_90}) {
-    simt::config.shared_limit = limit;
+    const SharedLimit of_a_block(limit);
     REQUIRE(!contains(said(limit - 16384), "launch"));
     REQUIRE(contains(said(limit - 16383), format("launch: 16384 bytes of static and %zu of dynamic shared memory, "
                                                  "expected at most %zu in all",
                                                  limit - 16383, limit)));
   }
-  simt::config.shared_limit = 10000;
+  const SharedLimit of_a_block(10000);
   REQUIRE(contains(said(0), "16384 bytes of static and 0 of dynamic"));
 }
 
@@ -449,16 +447,16 @@ TEST_CASE("simt: shared memory is asked for from 48 KiB in all") {
 }
 
 TEST_CASE("simt: dynamic shared memory is aligned and as large as asked for") {
-  const KeepsSimtConfig restore;
   const size_t limit = simt::config.shared_limit;
   REQUIRE(limit == 163 * 1024);
   REQUIRE(fault(write_shared_kernel, 1, 1, limit, int(limit) - 1) == "");
   REQUIRE(reinterpret_cast<uintptr_t>(simt::dynamic_shared) % 1024 == 0);
   REQUIRE(contains(fault(write_shared_kernel, 1, 1, limit + 1, 0),
                    "0 bytes of static and 166913 of dynamic shared memory, expected at most 166912"));
-  simt::config.shared_limit = 2 * limit;
-  REQUIRE(fault(write_shared_kernel, 1, 1, 2 * limit, int(2 * limit) - 1) == "");
-  simt::config.shared_limit = limit;
+  {
+    const SharedLimit twice(2 * limit);
+    REQUIRE(fault(write_shared_kernel, 1, 1, 2 * limit, int(2 * limit) - 1) == "");
+  }
   if (simt::under_asan) return;  // which ends the process there: see test_planted_bugs
   REQUIRE(contains(fault(write_shared_kernel, 2, 1, 100, 103), "block (0,0,0) wrote byte 103 of 100 bytes"));
   REQUIRE(fault(write_shared_kernel, 2, 1, 100, 99) == "");
@@ -493,36 +491,35 @@ TEST_CASE("simt: what the GPU would refuse is refused") {
   REQUIRE(contains(said, "a launch while a kernel runs"));
 }
 
-TEST_CASE("simt: faults name every waiting thread, and the next launch works") {
+TEST_CASE("simt: faults name every waiting thread, many in a few ranges, and the next launch works") {
   in_every_order([] {
     std::vector<int> out(256), expected(256);
     std::iota(expected.rbegin(), expected.rend(), 0);
     const auto works = [&] { return simt::launch(exchange_kernel, 1, 256, 1024, out.data(), 2), out == expected; };
-    REQUIRE(says(fault(deadlock_kernel, 2, 96, 0),
-                 {"simt: block (0,0,0): thread ", "deadlock",
-                  "at a block barrier in " + here(first_wrong_line + 3) + ": threads 0-4, 6-39, 41-95",
-                  "at a warp collective of lanes 0xffffffff in " + here(first_wrong_line + 2) + ": threads 5;",
-                  "; returned: threads 40"}));
+    REQUIRE(says(
+        fault(deadlock_kernel, 2, 96, 0),
+        {"simt: block (0,0,0): thread ", "deadlock",
+         "at a block barrier in " + wrong_line(3) + ": threads 0-4, 6-39, 41-95",
+         "at a warp collective of lanes 0xffffffff in " + wrong_line(2) + ": threads 5;", "; returned: threads 40"}));
     REQUIRE(works());
-    REQUIRE(says(fault(two_barriers_kernel, 1, 128, 0),
-                 {"different barriers", here(first_wrong_line + 6), here(first_wrong_line + 7)}));
+    REQUIRE(says(fault(two_barriers_kernel, 1, 128, 0), {"different barriers", wrong_line(6), wrong_line(7)}));
     REQUIRE(works());
 
     // Two calls of one function.
     int counts[2] = {};
     for (bool inlined : {false, true}) {
-      const std::string barrier = "at a block barrier in " + here(first_wrong_line + (inlined ? 18 : 14));
+      const std::string barrier = "at a block barrier in " + wrong_line(inlined ? 18 : 14);
       REQUIRE(says(fault(helper_kernel, 1, 64, 0, counts, inlined, false),
-                   {"different barriers", barrier + ", called from " + here(first_wrong_line + (inlined ? 22 : 24)),
-                    barrier + ", called from " + here(first_wrong_line + (inlined ? 23 : 25))}));
+                   {"different barriers", barrier + ", called from " + wrong_line(inlined ? 22 : 24),
+                    barrier + ", called from " + wrong_line(inlined ? 23 : 25)}));
     }
     REQUIRE(fault(helper_kernel, 1, 64, 0, counts, false, true) == "");
     REQUIRE(fault(one_line_kernel, 1, 64, 0, counts) == "");
     REQUIRE(works());
 
     REQUIRE(says(fault(masks_kernel, 1, 32, 0, full, 0xFFFF8000u),
-                 {"meet with masks 0x", "at a warp collective of lanes 0xffffffff in " + here(first_wrong_line + 10),
-                  "at a warp collective of lanes 0xffff8000 in " + here(first_wrong_line + 10)}));
+                 {"meet with masks 0x", "at a warp collective of lanes 0xffffffff in " + wrong_line(10),
+                  "at a warp collective of lanes 0xffff8000 in " + wrong_line(10)}));
     REQUIRE(says(fault(masks_kernel, 1, 32, 0, 0x0000FFFFu, 0x0000FFFFu), {"is not in its own mask 0x0000ffff"}));
     for (const auto& [low, high] : {std::pair(full, full),
                                     {0x0000FFFFu, 0xFFFF0000u},
@@ -531,13 +528,11 @@ TEST_CASE("simt: faults name every waiting thread, and the next launch works") {
     REQUIRE(says(fault(ring_kernel, 1, 3, 0), {"deadlock; at a warp collective of lanes 0x0000000"}));
     REQUIRE(says(fault(two_collectives_kernel, 1, 32, 0), {"different collectives"}));
     REQUIRE(works());
-  });
-}
 
-TEST_CASE("simt: many waiting threads are told in a few ranges") {
-  const std::string said = fault(odd_lanes_kernel, 1, 1024, 0);
-  REQUIRE(says(said, {"at a block barrier", ": threads 0, 2, 4, 6, 8, 10, 12, 14, ... (512 in all)"}));
-  REQUIRE(said.size() < 400);
+    const std::string many = fault(odd_lanes_kernel, 1, 1024, 0);
+    REQUIRE(says(many, {"at a block barrier", ": threads 0, 2, 4, 6, 8, 10, 12, 14, ... (512 in all)"}));
+    REQUIRE(many.size() < 400);
+  });
 }
 
 TEST_CASE("simt: an exception in a kernel ends the launch and unwinds every thread") {
