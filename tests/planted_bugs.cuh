@@ -1,6 +1,6 @@
 // planted_bugs: kernels with one fault each, and, with fault = false, the same kernel without it. What finds
-// them is shown by test_planted_bugs.cpp. (What the emulator refuses in every build, barriers and lanes that do not meet,
-// and shared memory that is NaN at first: test_simt.cpp.)
+// them is shown by test_planted_bugs.cpp. (What the emulator refuses in every build, barriers and lanes that do not
+// meet, and shared memory that is NaN at first: test_simt.cpp. What ldmatrix reads: test_mma.cpp.)
 //
 // All run on `blocks` blocks of `threads` threads with shared_bytes of dynamic shared memory, read x
 // (elements floats) and write y, one float a thread.
@@ -181,12 +181,6 @@ KERNEL(past_the_end_static) {
   add_neighbour<fault>(y, x, tile);
 }
 
-// A kernel that makes one of several faults, by its name.
-#define KERNEL_WITH(Fault, name, body)             \
-  KERNEL(name) {                                   \
-    body<fault ? Fault::name : Fault::none>(y, x); \
-  }
-
 // Chunks of a row come through two stages of shared memory: while one is read, the next is copied.
 enum class Slip {
   none,
@@ -197,7 +191,7 @@ enum class Slip {
   no_barrier_before_copy
 };
 template <Slip slip>
-__device__ inline void two_stages(float* y, const float* x) {
+__global__ void two_stages(float* y, const float* x) {
   constexpr unsigned chunk = threads / 4;
   DYNAMIC_SHARED(float, stages);
   AsyncCopies copies;
@@ -221,36 +215,6 @@ __device__ inline void two_stages(float* y, const float* x) {
   }
   y[own()] = sum;
 }
-KERNEL_WITH(Slip, no_wait, two_stages)
-KERNEL_WITH(Slip, waits_for_the_group_before, two_stages)
-KERNEL_WITH(Slip, no_barrier_behind_wait, two_stages)
-KERNEL_WITH(Slip, wrong_stage, two_stages)
-KERNEL_WITH(Slip, no_barrier_before_copy, two_stages)
-
-// Every warp multiplies a tile of A (16,16) by one of B that a block has laid down in shared memory. Chunks of eight
-// elements change places in every second four rows, so that ldmatrix finds eight rows in different banks.
-enum class Misread { none, buffer_of_the_other_factor, chunk_where_it_is_not };
-template <Misread misread>
-__device__ inline void one_product(float* y, const float* x) {
-  DYNAMIC_SHARED(bf16, tiles);
-  const auto place = [](unsigned row, unsigned c) { return (2 * row + (c ^ row / 4 % 2)) * 8; };
-  bf16 *const A = tiles, *const B = tiles + threads;
-  const unsigned mine = place(threadIdx.x / 16, threadIdx.x % 16 / 8) + threadIdx.x % 8;
-  A[mine] = bf16(x[own()]);
-  B[mine] = bf16(0.5f * x[own()] + 1);
-  __syncthreads();
-  const unsigned row = threadIdx.x % 16, c = threadIdx.x % 32 / 16;
-  MmaA a;
-  uint32_t b[4];
-  ldmatrix<false>(a.x, A + (misread == Misread::chunk_where_it_is_not ? (2 * row + c) * 8 : place(row, c)));
-  ldmatrix<false>(b, (misread == Misread::buffer_of_the_other_factor ? A : B) + place(row, c));
-  MmaC sum = {};
-  mma(sum, a, MmaB{{b[0], b[2]}});
-  y[own()] = sum.x[threadIdx.x / 32 % 4];
-}
-KERNEL_WITH(Misread, buffer_of_the_other_factor, one_product)
-KERNEL_WITH(Misread, chunk_where_it_is_not, one_product)
-#undef KERNEL_WITH
 #undef KERNEL
 
 }  // namespace gated::planted

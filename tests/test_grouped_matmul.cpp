@@ -224,24 +224,22 @@ TEST_CASE("grouped_matmul: what cannot be is refused", "[bitwise]") {
   std::vector<float> x(64);
   float* p = x.data();
   const std::vector<int> start = {0, 1, 2};
-  auto multiply = [&](size_t M, size_t E, const std::vector<int>& start, Layout layout, Accumulate accumulate,
-                      Context& ctx, const float* bias) {
+  const auto multiply = [&](Context& ctx, size_t M, size_t E, const std::vector<int>& start, Layout layout = Layout::nt,
+                            Accumulate accumulate = Accumulate::no, const float* bias = nullptr) {
     return refusal([&] {
       grouped_matmul(p, p + 16, p + 32, start.data(), {M, E, 2, 2}, layout, accumulate, ctx, bias);
     });
   };
-  REQUIRE(multiply(2, 2, start, Layout::nt, Accumulate::no, cpu, p + 48) == "");
-  REQUIRE(multiply(2, 2, start, Layout::nt, Accumulate::yes, cpu, p + 48) ==
+  REQUIRE(multiply(cpu, 2, 2, start, Layout::nt, Accumulate::no, p + 48) == "");
+  REQUIRE(multiply(cpu, 2, 2, start, Layout::nt, Accumulate::yes, p + 48) ==
           "grouped_matmul: a bias is for a product that is written, not accumulated");
-  REQUIRE(multiply(2, 2, start, Layout::tn, Accumulate::yes, cpu, nullptr) ==
+  REQUIRE(multiply(cpu, 2, 2, start, Layout::tn, Accumulate::yes) ==
           "grouped_matmul: expected layout nt or nn; grouped_matmul_tn() is the weight gradient");
-  REQUIRE(multiply(2, 0, start, Layout::nt, Accumulate::no, kernels, nullptr) ==
-          "grouped_matmul: no experts, expected at least one");
-  REQUIRE(multiply(2147483648, 2, start, Layout::nt, Accumulate::no, kernels, nullptr) ==
+  REQUIRE(multiply(kernels, 2, 0, start) == "grouped_matmul: no experts, expected at least one");
+  REQUIRE(multiply(kernels, 2147483648, 2, start) ==
           "grouped_matmul: 2147483648 rows are more than an int counts (2147483647): use a smaller batch");
-  REQUIRE(multiply(3, 2, start, Layout::nt, Accumulate::no, cpu, nullptr) ==
-          "grouped_matmul: row_start goes from 0 to 2, expected 0 to 3");
-  REQUIRE(multiply(2, 2, {0, 3, 2}, Layout::nt, Accumulate::no, cpu, nullptr) ==
+  REQUIRE(multiply(cpu, 3, 2, start) == "grouped_matmul: row_start goes from 0 to 2, expected 0 to 3");
+  REQUIRE(multiply(cpu, 2, 2, {0, 3, 2}) ==
           "grouped_matmul: row_start[1] is 3 and row_start[2] is 2, expected no less");
   REQUIRE(refusal([&] {
             grouped_matmul_tn(p, p, p, start.data(), {3, 2, 2, 2}, cpu);

@@ -228,22 +228,16 @@ TEST_CASE("matmul: the plan splits only where tiles are few") {
 }
 
 TEST_CASE("matmul: no shape falls to the small tile for want of scratch, and scratch stays within its bound") {
-  struct Head {
-    size_t V, C;
-  };
   std::vector<Size> sizes;
+  // A linear layer: its forward, and its two gradients.
+  const auto linear = [&](size_t tokens, size_t out, size_t in) {
+    sizes.insert(sizes.end(), {{tokens, out, in}, {tokens, in, out}, {out, in, tokens}});
+  };
   for (size_t tokens : {1, 63, 1024, 2048, 3000, 8192, 65536}) {
-    for (const Head& head : {Head{151936, 2048}, Head{50257, 768}, Head{256, 128}}) {
-      const size_t rows = std::min<size_t>(tokens, 1024);  // of logits at a time
-      sizes.push_back({rows, head.V, head.C});
-      sizes.push_back({rows, head.C, head.V});
-      sizes.push_back({head.V, head.C, rows});
-    }
-    for (auto [out, in] : {std::pair<size_t, size_t>{768, 768}, {3072, 768}, {768, 3072}, {6144, 2048}, {16, 2048}}) {
-      sizes.push_back({tokens, out, in});
-      sizes.push_back({tokens, in, out});
-      sizes.push_back({out, in, tokens});
-    }
+    for (auto [V, C] : {std::pair<size_t, size_t>{151936, 2048}, {50257, 768}, {256, 128}})
+      linear(std::min<size_t>(tokens, 1024), V, C);  // so many rows of logits at a time
+    for (auto [out, in] : {std::pair<size_t, size_t>{768, 768}, {3072, 768}, {768, 3072}, {6144, 2048}, {16, 2048}})
+      linear(tokens, out, in);
   }
   for (const Size& s : sizes) {
     INFO("M " << s.M << " N " << s.N << " K " << s.K);
