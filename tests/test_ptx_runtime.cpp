@@ -178,6 +178,14 @@ cudaError_t begin(cudaStream_t stream, cudaStreamCaptureMode mode = cudaStreamCa
   return cudaStreamBeginCapture(stream, mode);
 }
 
+// What most tests work on.
+struct Things {
+  const Stream stream, other;
+  const Device x{2}, y{2};
+  const Pinned pinned{2};
+  int pageable = 0;
+};
+
 // A program that does this ends with this status, or by this signal, and says this on stderr. A check of its own that
 // fails ends it with 99; HERE is one that each of these calls answers so.
 #define CHECK_HERE(condition) \
@@ -215,26 +223,19 @@ struct Graph {
 
 // ---- what runs when
 
-TEST_CASE("ptx: a copy from pinned memory reads it late, one from other memory at once", "[ptx]") {
-  const Stream stream;
-  const Device x, y;
-  const Pinned staging;
-  int pageable = 5;
-  *staging = 1;
-  OK(cudaMemcpyAsync(x, staging, 4, cudaMemcpyHostToDevice, stream),
+TEST_CASE_METHOD(Things, "ptx: a copy from pinned memory reads it late, one from other memory at once", "[ptx]") {
+  *pinned = 1;
+  pageable = 5;
+  OK(cudaMemcpyAsync(x, pinned, 4, cudaMemcpyHostToDevice, stream),
      cudaMemcpyAsync(y, &pageable, 4, cudaMemcpyHostToDevice, stream));
   REQUIRE(seen(x, y) == Ints{fresh, fresh});
-  *staging = 2;
+  *pinned = 2;
   pageable = 6;
   OK(cudaStreamSynchronize(stream));
   REQUIRE(seen(x, y) == Ints{2, 5});
 }
 
-TEST_CASE("ptx: a copy to pinned memory arrives late, one to other memory at once", "[ptx]") {
-  const Stream stream, other;
-  const Device x, y;
-  const Pinned pinned;
-  int pageable = 0;
+TEST_CASE_METHOD(Things, "ptx: a copy to pinned memory arrives late, one to other memory at once", "[ptx]") {
   OK(set(x, 1, stream), set(y, 2, other), cudaMemcpyAsync(pinned, x, 4, cudaMemcpyDeviceToHost, stream));
   REQUIRE(*pinned == fresh);
   OK(cudaMemcpyAsync(&pageable, x, 4, cudaMemcpyDeviceToHost, stream));
@@ -260,26 +261,23 @@ TEST_CASE("ptx: pinned memory that a copy will write is NaN until then", "[ptx]"
   REQUIRE(seen(x, *pinned) == Ints{7, ones});
 }
 
-TEST_CASE("ptx: who waits gets what the wait needs, in the order of the stream, and no more", "[ptx]") {
-  const Stream a, b;
-  const Device x, y;
+TEST_CASE_METHOD(Things, "ptx: who waits gets what the wait needs, in the order of the stream, and no more", "[ptx]") {
   const Event event;
   OK(cudaEventSynchronize(event));  // never recorded: nothing to wait for
-  OK(set(x, 1, a), add(x, 5, a), cudaEventRecord(event, a), add(x, 7, a), set(y, 2, b), cudaEventSynchronize(event));
+  OK(set(x, 1, stream), add(x, 5, stream), cudaEventRecord(event, stream), add(x, 7, stream), set(y, 2, other),
+     cudaEventSynchronize(event));
   REQUIRE(seen(x, y) == Ints{ones + 5, fresh});
-  OK(cudaStreamSynchronize(a));
+  OK(cudaStreamSynchronize(stream));
   REQUIRE(seen(x, y) == Ints{ones + 12, fresh});
   OK(cudaDeviceSynchronize());
   REQUIRE(y.peek() == twos);
   // An event brings one stream behind another.
-  OK(set(x, 1, a), cudaEventRecord(event, a), cudaStreamWaitEvent(b, event, 0),
-     cudaMemcpyAsync(y, x, 4, cudaMemcpyDeviceToDevice, b), cudaStreamSynchronize(b));
+  OK(set(x, 1, stream), cudaEventRecord(event, stream), cudaStreamWaitEvent(other, event, 0),
+     cudaMemcpyAsync(y, x, 4, cudaMemcpyDeviceToDevice, other), cudaStreamSynchronize(other));
   REQUIRE(y.peek() == ones);
 }
 
-TEST_CASE("ptx: events that are timed say when they were reached, and nothing before", "[ptx]") {
-  const Stream stream;
-  const Device x;
+TEST_CASE_METHOD(Things, "ptx: events that are timed say when they were reached, and nothing before", "[ptx]") {
   const Event untimed, from(cudaEventDefault), to(cudaEventDefault);
   float ms = -1;
   OK(cudaEventRecord(untimed, stream), cudaEventRecord(from, stream));
@@ -297,14 +295,14 @@ TEST_CASE("ptx: events that are timed say when they were reached, and nothing be
   REQUIRE(ms <= -20);
 }
 
-TEST_CASE("ptx: the null stream and blocking streams wait for each other, others for none", "[ptx]") {
-  const Stream blocking, other(cudaStreamNonBlocking);
-  const Device x, y, z;
-  OK(set(x, 1, blocking), set(z, 1, other), set(y, 1, nullptr), cudaStreamSynchronize(nullptr));
+TEST_CASE_METHOD(Things, "ptx: the null stream and blocking streams wait for each other, others for none", "[ptx]") {
+  const Stream apart(cudaStreamNonBlocking);
+  const Device z;
+  OK(set(x, 1, stream), set(z, 1, apart), set(y, 1, nullptr), cudaStreamSynchronize(nullptr));
   REQUIRE(seen(x, y, z) == Ints{ones, ones, fresh});
-  OK(set(x, 2, nullptr), set(z, 2, other), cudaStreamSynchronize(other));
+  OK(set(x, 2, nullptr), set(z, 2, apart), cudaStreamSynchronize(apart));
   REQUIRE(seen(z, x) == Ints{twos, ones});
-  OK(set(y, 2, blocking), cudaStreamSynchronize(blocking));
+  OK(set(y, 2, stream), cudaStreamSynchronize(stream));
   REQUIRE(x.peek() == twos);
   // A wait for the null stream is one for all blocking streams, one that is gone among them.
   cudaStream_t gone;
@@ -312,11 +310,8 @@ TEST_CASE("ptx: the null stream and blocking streams wait for each other, others
   REQUIRE(x.peek() == ones);
 }
 
-TEST_CASE("ptx: blocking copies wait for what CUDA says, and no more", "[ptx]") {
-  const Stream stream;
-  const Device x, y;
-  const Pinned pinned;
-  int pageable = 3;
+TEST_CASE_METHOD(Things, "ptx: blocking copies wait for what CUDA says, and no more", "[ptx]") {
+  pageable = 3;
   OK(set(y, 1, stream), cudaMemcpy(x, &pageable, 4, cudaMemcpyHostToDevice));
   REQUIRE(seen(y, x) == Ints{ones, fresh});  // behind a wait for the stream; the host's memory has been read, no more
   pageable = 4;
@@ -331,9 +326,7 @@ TEST_CASE("ptx: blocking copies wait for what CUDA says, and no more", "[ptx]") 
   REQUIRE(seen(*pinned, x) == Ints{9, twos});  // the memset stood before that
 }
 
-TEST_CASE("ptx: memory is given back when all work is done", "[ptx]") {
-  const Stream stream;
-  const Device x;
+TEST_CASE_METHOD(Things, "ptx: memory is given back when all work is done", "[ptx]") {
   void* gone;
   OK(cudaMalloc(&gone, 4), cudaMemsetAsync(gone, 1, 4, stream), set(x, 1, stream), cudaFree(gone));
   REQUIRE(x.peek() == ones);
@@ -348,10 +341,8 @@ TEST_CASE("ptx: memory is given back when all work is done", "[ptx]") {
 
 // ---- copies
 
-TEST_CASE("ptx: a copy is refused unless each end lies inside one live allocation of its kind", "[ptx]") {
-  const Stream stream;
-  const Device x(2), y(2);
-  const Pinned pinned(2);
+TEST_CASE_METHOD(Things, "ptx: a copy is refused unless each end lies inside one live allocation of its kind",
+                 "[ptx]") {
   int* gone;
   OK(cudaMallocHost(reinterpret_cast<void**>(&gone), 8), cudaFreeHost(gone));
   int host[2] = {};
@@ -425,14 +416,12 @@ TEST_CASE("ptx: pinned memory is NaN at first, and gone for good at last", "[ptx
           cudaMallocHost(static_cast<void**>(nullptr), 8));
 }
 
-TEST_CASE("ptx: pinned memory may go while a copy uses other", "[ptx]") {
-  const Stream stream;
-  const Device x;
-  int* pinned[3];
-  for (int*& p : pinned) OK(cudaMallocHost(reinterpret_cast<void**>(&p), 4));
-  std::sort(pinned, pinned + 3);
-  OK(cudaMemcpyAsync(x, pinned[1], 4, cudaMemcpyHostToDevice, stream), cudaFreeHost(pinned[0]), cudaFreeHost(pinned[2]),
-     cudaStreamSynchronize(stream), cudaFreeHost(pinned[1]));
+TEST_CASE_METHOD(Things, "ptx: pinned memory may go while a copy uses other", "[ptx]") {
+  int* places[3];
+  for (int*& p : places) OK(cudaMallocHost(reinterpret_cast<void**>(&p), 4));
+  std::sort(places, places + 3);
+  OK(cudaMemcpyAsync(x, places[1], 4, cudaMemcpyHostToDevice, stream), cudaFreeHost(places[0]), cudaFreeHost(places[2]),
+     cudaStreamSynchronize(stream), cudaFreeHost(places[1]));
 }
 
 TEST_CASE("ptx: pinned memory that a copy is still to use is not given back, and the program does not end well",
@@ -458,9 +447,7 @@ TEST_CASE("ptx: pinned memory that a copy is still to use is not given back, and
 
 // ---- launches
 
-TEST_CASE("ptx: a launch is held to the device's limits", "[ptx]") {
-  const Stream stream;
-  const Device x;
+TEST_CASE_METHOD(Things, "ptx: a launch is held to the device's limits", "[ptx]") {
   const auto launch = [&](dim3 grid, dim3 block) { return add(x, 0, stream, &add_stub, grid, block); };
   for (const dim3 grid : {dim3(0), dim3(1, 0), dim3(1, 1, 0), dim3(0x80000000u), dim3(1, 65536), dim3(1, 1, 65536)})
     REFUSED(cudaErrorInvalidConfiguration, launch(grid, 1));
@@ -477,9 +464,7 @@ TEST_CASE("ptx: a launch is held to the device's limits", "[ptx]") {
   OK(cudaStreamSynchronize(stream));
 }
 
-TEST_CASE("ptx: clusters are held to the device's limits", "[ptx]") {
-  const Stream stream;
-  const Device x;
+TEST_CASE_METHOD(Things, "ptx: clusters are held to the device's limits", "[ptx]") {
   cudaLaunchAttribute attribute = {};
   attribute.id = cudaLaunchAttributeClusterDimension;
   const auto launch = [&](dim3 cluster, dim3 grid, unsigned block = 64) {
@@ -501,9 +486,7 @@ TEST_CASE("ptx: clusters are held to the device's limits", "[ptx]") {
   REFUSED(cudaErrorNotSupported, launch(1, 2));
 }
 
-TEST_CASE("ptx: shared memory is asked for from 48 KiB on, and ends where the GPU's does", "[ptx]") {
-  const Stream stream;
-  const Device x;
+TEST_CASE_METHOD(Things, "ptx: shared memory is asked for from 48 KiB on, and ends where the GPU's does", "[ptx]") {
   const auto launch = [&](const char& stub, size_t dynamic) { return add(x, 0, stream, &stub, 1, 1, dynamic); };
   const auto ask = [](const char& stub, size_t dynamic) {
     return cudaFuncSetAttribute(&stub, cudaFuncAttributeMaxDynamicSharedMemorySize, int(dynamic));
@@ -563,9 +546,7 @@ TEST_CASE("ptx: a kernel's attributes, its name, and how many of its blocks run 
   REFUSED(cudaErrorInvalidValue, occupancy(0, 0));
 }
 
-TEST_CASE("ptx: nvcc's host code launches, and arguments are what they were at the call", "[ptx]") {
-  const Stream stream;
-  const Device x;
+TEST_CASE_METHOD(Things, "ptx: nvcc's host code launches, and arguments are what they were at the call", "[ptx]") {
   OK(set(x, 1, stream));
   cudaKernel_t kernel;
   OK(__cudaGetKernel(&kernel, &add_stub));
@@ -622,21 +603,19 @@ TEST_CASE("ptx: a fault is told by the call that waits for it, and by every call
     });
 }
 
-TEST_CASE("ptx: what is gone, or was never made, is refused", "[ptx]") {
-  cudaStream_t stream;
+TEST_CASE_METHOD(Things, "ptx: what is gone, or was never made, is refused", "[ptx]") {
+  cudaStream_t gone;
   cudaEvent_t event;
-  const Device x;
   const Event live;
-  const Stream other;
-  OK(cudaStreamCreate(&stream), cudaStreamDestroy(stream), cudaEventCreateWithFlags(&event, cudaEventDisableTiming),
+  OK(cudaStreamCreate(&gone), cudaStreamDestroy(gone), cudaEventCreateWithFlags(&event, cudaEventDisableTiming),
      cudaEventDestroy(event));
-  REQUIRE(Stream() != stream);
+  REQUIRE(Stream() != gone);
   int host = 0;
-  REFUSED(cudaErrorInvalidResourceHandle, add(x, 1, stream), set(x, 1, stream),
-          cudaMemcpyAsync(x, &host, 4, cudaMemcpyHostToDevice, stream),
-          cudaMemcpyAsync(x, &host, 0, cudaMemcpyHostToDevice, stream), cudaStreamSynchronize(stream),
-          cudaStreamDestroy(stream), cudaStreamDestroy(nullptr), add(x, 1, cudaStreamPerThread), begin(stream),
-          cudaEventRecord(live, stream), cudaEventRecord(event, other), cudaEventSynchronize(event),
+  REFUSED(cudaErrorInvalidResourceHandle, add(x, 1, gone), set(x, 1, gone),
+          cudaMemcpyAsync(x, &host, 4, cudaMemcpyHostToDevice, gone),
+          cudaMemcpyAsync(x, &host, 0, cudaMemcpyHostToDevice, gone), cudaStreamSynchronize(gone),
+          cudaStreamDestroy(gone), cudaStreamDestroy(nullptr), add(x, 1, cudaStreamPerThread), begin(gone),
+          cudaEventRecord(live, gone), cudaEventRecord(event, other), cudaEventSynchronize(event),
           cudaEventDestroy(event), cudaStreamWaitEvent(other, event, 0),
           cudaEventDestroy(reinterpret_cast<cudaEvent_t>(other.at)));
   cudaGraphExec_t exec;
@@ -650,11 +629,9 @@ TEST_CASE("ptx: what is gone, or was never made, is refused", "[ptx]") {
 
 // ---- captures
 
-TEST_CASE("ptx: what a capture takes down runs at each launch, with the arguments of then", "[ptx]") {
-  const Stream stream, other;
-  const Device x, y;
-  const Pinned pinned;
-  int pageable = 10, arrived = 0;
+TEST_CASE_METHOD(Things, "ptx: what a capture takes down runs at each launch, with the arguments of then", "[ptx]") {
+  pageable = 10;
+  int arrived = 0;
   OK(set(x, 1, stream));  // what stands before a capture is no part of it
   int value = 5;
   const Graph copies(stream, [&] {
@@ -693,9 +670,8 @@ TEST_CASE("ptx: what a capture takes down runs at each launch, with the argument
   REFUSED(cudaErrorInvalidValue, cudaGraphInstantiate(&exec, twice.at, 0));
 }
 
-TEST_CASE("ptx: what a capture forbids is refused, and ends the capture", "[ptx]") {
-  const Stream stream, other, apart(cudaStreamNonBlocking);
-  const Device x;
+TEST_CASE_METHOD(Things, "ptx: what a capture forbids is refused, and ends the capture", "[ptx]") {
+  const Stream apart(cudaStreamNonBlocking);
   const Event recorded, captured, fresh_event;
   OK(cudaEventRecord(recorded, other), cudaStreamSynchronize(other));
   int host = 0;
@@ -772,27 +748,25 @@ TEST_CASE("ptx: what a capture forbids is refused, and ends the capture", "[ptx]
   cudaGetLastError();
 }
 
-TEST_CASE("ptx: other streams join a capture by its events, and must be back at its end", "[ptx]") {
-  const Stream stream, side, third;
-  const Device x, y;
+TEST_CASE_METHOD(Things, "ptx: other streams join a capture by its events, and must be back at its end", "[ptx]") {
+  const Stream side;
   const Event fork, join;
   cudaGraph_t graph;
-  const auto join_side = [&](const std::function<void()>& body) {
+  const auto fork_side = [&] {
     OK(set(x, 1, stream), cudaEventRecord(fork, stream), cudaStreamWaitEvent(side, fork, 0),
        cudaMemcpyAsync(y, x, 4, cudaMemcpyDeviceToDevice, side));
-    body();
   };
   const auto capture = [&](const std::function<void()>& body) {
     OK(begin(stream));
-    join_side(body);
+    fork_side();
+    body();
     return cudaStreamEndCapture(stream, &graph);
   };
   const auto back = [&] { OK(cudaEventRecord(join, side), cudaStreamWaitEvent(stream, join, 0)); };
   const Graph both(stream, [&] {
-    join_side([&] {
-      OK(add(x, 1, stream));
-      back();
-    });
+    fork_side();
+    OK(add(x, 1, stream));
+    back();
   });
   REQUIRE(y.peek() == fresh);
   OK(set(x, 2, side));  // a stream of its own again
@@ -818,9 +792,9 @@ TEST_CASE("ptx: other streams join a capture by its events, and must be back at 
           }));
   REFUSED(cudaErrorStreamCaptureInvalidated, capture([&] {
             back();
-            OK(begin(third));
-            REFUSED(cudaErrorStreamCaptureMerge, cudaStreamWaitEvent(third, join, 0));
-            REFUSED(cudaErrorStreamCaptureInvalidated, cudaStreamEndCapture(third, &graph));
+            OK(begin(other));
+            REFUSED(cudaErrorStreamCaptureMerge, cudaStreamWaitEvent(other, join, 0));
+            REFUSED(cudaErrorStreamCaptureInvalidated, cudaStreamEndCapture(other, &graph));
           }));
   // The null stream cannot join; and an event of a capture is none outside of it.
   const Stream apart(cudaStreamNonBlocking);
