@@ -160,15 +160,15 @@ TEST_CASE("attention_bf16: it gates its output as a gate after it does", "[atten
     INFO("B " << s.B << " T " << s.T << " H " << s.H << " D " << s.D << " headwise " << headwise);
     const Inputs in(s, large, Kind::sink);
     const size_t group = headwise ? s.D : 1, rows = s.B * s.T, width = s.H * s.D;
-    const Attended attended(in);
-    Trial t;
-    const auto q = t.in<bf16>(in.q), k = t.in<bf16>(in.k), v = t.in<bf16>(in.v),
-               z = t.random<bf16>(rows * width / group, 5, 3.0f), o = t.expect<bf16>(attended.o.values()),
-               y = t.out<bf16>(rows * width);
-    const auto lse = t.expect(attended.lse.values()), logit = t.in(in.logit);
-    gate_forward_ref(y.ref, o.ref, z.ref, rows, width, group, op);
-    t.on_every_device([&, group = group, op = op](Context& ctx) {
-      attention_bf16_forward(o, lse, q, k, v, s, {logit}, ctx, {y, z, group, op});
+    Attended t(in);
+    const auto z = t.random<bf16>(rows * width / group, 5, 3.0f), y = t.out<bf16>(rows * width);
+    gate_forward_ref(y.ref, t.o.ref, z.ref, rows, width, group, op);
+    t.Trial::on_every_device([&, group = group, op = op](Context& ctx) {
+      t.call(
+          [&](const auto&... x) {
+            attention_bf16_forward(x..., ctx, {y, z, group, op});
+          },
+          [&](const auto&... x) { attention_bf16_backward(x..., ctx); });
     });
   }
 }

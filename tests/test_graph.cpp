@@ -46,13 +46,19 @@ struct Work {
   }
 };
 
+struct Recording {
+  Context ctx{kernel_device};
+  LaunchGraph graph{ctx};
+  Recording() { ctx.use_graphs(); }
+};
+
 }  // namespace
 
-TEST_CASE("graph: launches are repeated without their host code, on what is then in memory", "[graph][bitwise]") {
-  Context plain(kernel_device), ctx(kernel_device);
-  ctx.use_graphs();
+TEST_CASE_METHOD(Recording, "graph: launches are repeated without their host code, on what is then in memory",
+                 "[graph][bitwise]") {
+  Context plain(kernel_device);
   Work direct(plain), work(ctx);
-  LaunchGraph never(plain), graph(ctx);
+  LaunchGraph never(plain);
   for (uint64_t seed = 1; seed <= 5; seed++) {
     const std::vector<float> expected = direct.result(seed, plain, [&] { never.run([&] { direct.launch(plain); }); });
     REQUIRE_BITWISE(expected, work.result(seed, ctx, [&] { graph.run([&] { work.launch(ctx); }); }));
@@ -61,11 +67,9 @@ TEST_CASE("graph: launches are repeated without their host code, on what is then
   REQUIRE(work.calls == 2);  // one that runs, and one that is recorded
 }
 
-TEST_CASE("graph: nothing runs while it is recorded, and an argument stays what it was then", "[graph][bitwise]") {
-  Context ctx(kernel_device);
-  ctx.use_graphs();
+TEST_CASE_METHOD(Recording, "graph: nothing runs while it is recorded, and an argument stays what it was then",
+                 "[graph][bitwise]") {
   const Buffer<float> x(ctx.device, std::vector<float>(4, 1.0f));
-  LaunchGraph graph(ctx);
   for (const auto& [n, zeros] : {std::pair(1, 1), {3, 3}, {4, 3}}) {
     Buffer<float>::copy_to_device(ctx.device, x.data(), std::vector<float>(4, 1.0f).data(), 4);
     graph.run([&, n = n] { set_zero(x.data(), size_t(n), ctx); });
@@ -74,12 +78,10 @@ TEST_CASE("graph: nothing runs while it is recorded, and an argument stays what 
   }
 }
 
-TEST_CASE("graph: what the host does between launches is done in its place, whenever they are repeated",
-          "[graph][bitwise]") {
-  Context ctx(kernel_device);
-  ctx.use_graphs();
+TEST_CASE_METHOD(Recording,
+                 "graph: what the host does between launches is done in its place, whenever they are repeated",
+                 "[graph][bitwise]") {
   const Buffer<float> x(ctx.device, std::vector<float>{0}), y(ctx.device, 2);
-  LaunchGraph graph(ctx);
   std::vector<float> seen;
   const auto look = [&] {
     ctx.synchronize();
@@ -105,11 +107,9 @@ TEST_CASE("graph: what the host does between launches is done in its place, when
   REQUIRE(launched == 2);
 }
 
-TEST_CASE("graph: memory that was given back, or launches that differ, make it begin anew", "[graph][bitwise]") {
-  Context ctx(kernel_device);
-  ctx.use_graphs();
+TEST_CASE_METHOD(Recording, "graph: memory that was given back, or launches that differ, make it begin anew",
+                 "[graph][bitwise]") {
   Work work(ctx);
-  LaunchGraph graph(ctx);
   const auto calls_of_runs = [&](size_t n) {
     const size_t before = work.calls;
     for (size_t i = 0; i < n; i++) graph.run([&] { work.launch(ctx); });
@@ -126,15 +126,12 @@ TEST_CASE("graph: memory that was given back, or launches that differ, make it b
   REQUIRE(calls_of_runs(2) == 0);
 }
 
-TEST_CASE("graph: what cannot be recorded is refused by its name, and what can is recorded after it",
-          "[graph][bitwise]") {
-  Context ctx(kernel_device);
-  ctx.use_graphs();
+TEST_CASE_METHOD(Recording, "graph: what cannot be recorded is refused by its name, and what can is recorded after it",
+                 "[graph][bitwise]") {
   Work work(ctx);
   Readback<float> sent(1, ctx);
   sent.start(work.mean.data());
   const float one = 1;
-  LaunchGraph other(ctx);
   std::optional<Buffer<float>> freed(std::in_place, ctx.device, 1);
   const auto nothing = [] {};
   const std::vector<std::pair<std::function<void()>, const char*>> cases = {
@@ -146,17 +143,17 @@ TEST_CASE("graph: what cannot be recorded is refused by its name, and what can i
       {[&] { work.mean.download(); }, "memory is copied to the host"},
       {[&] { const Buffer<float> fresh(ctx.device, 1); }, "memory is allocated"},
       {[&] { ctx.scratch(ctx.scratch_bytes() + 1); }, "scratch memory grows"},
-      {[&] { other.run(nothing); }, "a graph runs"},
+      {[&] { graph.run(nothing); }, "a graph runs"},
       {[&] { freed.reset(); }, "memory is given back"}};
   for (const auto& [action, message] : cases) {
     INFO(message);
-    LaunchGraph graph(ctx);
-    graph.run([&] { work.launch(ctx); });
+    LaunchGraph refusing(ctx);
+    refusing.run([&] { work.launch(ctx); });
     work.launch(ctx);
     for (int attempts = contains(message, "given back") ? 1 : 2; attempts > 0; attempts--) {
       INFO(attempts);
       const std::string said = refusal([&, &action = action] {
-        graph.run([&] {
+        refusing.run([&] {
           work.launch(ctx);
           action();
         });
@@ -168,7 +165,7 @@ TEST_CASE("graph: what cannot be recorded is refused by its name, and what can i
     // What was recorded before the refusal is forgotten.
     const std::vector<float> expected = work.result(7, ctx, [&] { work.launch(ctx); });
     for (int run = 0; run < 3; run++)
-      REQUIRE_BITWISE(expected, work.result(7, ctx, [&] { graph.run([&] { work.launch(ctx); }); }));
+      REQUIRE_BITWISE(expected, work.result(7, ctx, [&] { refusing.run([&] { work.launch(ctx); }); }));
     action();
   }
   Context cpu(Device::cpu);
@@ -268,10 +265,9 @@ TEST_CASE("graph: steps that are repeated are those that are launched, whatever 
   }
 }
 
-TEST_CASE("graph: a repeated step allocates nothing, and the norms of a layer's gradients cost no record",
-          "[graph][bitwise]") {
-  Context ctx(kernel_device);
-  ctx.use_graphs();
+TEST_CASE_METHOD(Recording,
+                 "graph: a repeated step allocates nothing, and the norms of a layer's gradients cost no record",
+                 "[graph][bitwise]") {
   Run run(small_run(small_model("--dropout=0.1"), 6, 3), ctx);
   run.steps(2);
   REQUIRE(run.trainer.gradient_norm_by_layer().size() == 2);
@@ -295,12 +291,11 @@ TEST_CASE("graph: steps whose products are cuBLASLt's are repeated", "[cublas]")
   REQUIRE_BITWISE(traces[0], traces[1]);
 }
 
-TEST_CASE("graph: with batches of another size, or with dropout, it begins anew", "[graph][bitwise]") {
+TEST_CASE_METHOD(Recording, "graph: with batches of another size, or with dropout, it begins anew",
+                 "[graph][bitwise]") {
   const ModelConfig config = small_model("--dropout=0.3");
-  Context plain(kernel_device), ctx(kernel_device);
-  ctx.use_graphs();
+  Context plain(kernel_device);
   Model direct(config, 2, 9, 3, plain), model(config, 2, 9, 3, ctx);
-  LaunchGraph graph(ctx);
   Buffer<float> loss(ctx.device, 1);
   size_t calls = 0;
   const std::tuple<size_t, size_t, bool> batches[] = {{2, 9, true},  {2, 9, true},  {2, 9, true},  {1, 9, true},
