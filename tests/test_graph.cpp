@@ -34,9 +34,7 @@ struct Work {
   }
   // What it leaves, of x filled with numbers from `seed`.
   std::vector<float> result(uint64_t seed, Context& ctx, const std::function<void()>& run) {
-    std::vector<float> values(N);
-    for (size_t i = 0; i < N; i++) values[i] = uniform_float(seed, stream_of(Purpose::synthetic, 1), i);
-    ctx.upload(x.data(), values.data(), N);
+    ctx.upload(x.data(), random_values<float>(N, seed).data(), N);
     run();
     ctx.synchronize();
     std::vector<float> left = y.download();
@@ -176,9 +174,7 @@ TEST_CASE("graph: a record computes as the tensor cores that it was made for", "
   constexpr size_t M = 16, N = 16, K = 256;
   Context hopper(kernel_device), ampere(kernel_device);
   if (kernel_device == Device::emulated) ampere.use_mma(MmaArithmetic::ampere);
-  std::vector<bf16> values(M * K);
-  for (size_t i = 0; i < M * K; i++) values[i] = bf16(uniform_float(3, stream_of(Purpose::synthetic, 1), i) - 0.5f);
-  const Buffer<bf16> A(kernel_device, values);
+  const Buffer<bf16> A(kernel_device, rounded(random_values<float>(M * K, 3)));
   const Buffer<float> C(kernel_device, M * N);
   const auto multiply = [&](Context& ctx) {
     matmul_bf16(C.data(), A.data(), A.data(), M, N, K, Layout::nt, Accumulate::no, ctx);

@@ -7,6 +7,7 @@
 #include <cfloat>
 #include <fstream>
 #include <nlohmann/json.hpp>
+#include <random>
 
 #include "core/launch.cuh"
 #include "core/mma_lanes.h"
@@ -59,13 +60,7 @@ std::vector<bf16> columns_of(const std::vector<bf16>& B) {
   return columns;
 }
 
-struct Random {
-  uint64_t state;
-  uint64_t operator()() {
-    state ^= state << 13, state ^= state >> 7, state ^= state << 17;
-    return state;
-  }
-};
+using Random = std::mt19937_64;
 
 // Numbers around 2^centre, whose exponents are at most `spread` away; one in sixteen is 0.
 struct Range {
@@ -168,7 +163,7 @@ __global__ void one_mma(float* d, const bf16* a, const bf16* b, const float* c) 
 // the products.
 void random_tiles(Context& ctx, MmaArithmetic arithmetic) {
   const size_t count = ctx.device == Device::cuda ? 10'000'000 / 128 : 100;
-  Random random{0x9E3779B97F4A7C15};
+  Random random(7);
   std::vector<bf16> A(256 * count), B(128 * count);  // B in columns
   std::vector<float> C(128 * count), D(C.size());
   std::vector<uint8_t> cancels(C.size());
@@ -270,7 +265,7 @@ TEST_CASE("mma: what is cut, by hand", "[mma]") {
 TEST_CASE("mma: vectors have the bits of the definition", "[mma]") {
   const char* wanted = getenv("MMA_OUTPUTS");  // 1e8 take some minutes
   const size_t outputs = wanted ? size_t(std::stod(wanted)) : 1'000'000;
-  Random random{0x9E3779B97F4A7C15};
+  Random random(7);
   for (size_t done = 0; done < outputs; done += 3 * lanes) {
     REQUIRE(compare_lanes<hopper>(random) == "");
     REQUIRE(compare_lanes<ampere>(random) == "");
