@@ -20,19 +20,6 @@ const GroupedCase ragged[] = {
 const GroupedCase deep[] = {{{3, 0, 1}, 9, 4096 + 24}};
 const GroupedCase tall[] = {{{4097, 0, 4100}, 16, 8}, {{4100}, 5, 3}};
 
-// What matmul_bf16() makes of the rows of each expert alone.
-std::vector<float> one_by_one(const Groups& g, Layout layout, Accumulate accumulate, const std::vector<float>& c,
-                              const std::vector<bf16>& a, const std::vector<bf16>& b, const float* bias,
-                              MmaArithmetic arithmetic) {
-  std::vector<bf16> result = rounded(c);
-  Context cpu(Device::cpu);
-  cpu.use_mma(arithmetic);
-  for (size_t e = 0; e < g.s.E; e++)
-    matmul_bf16(result.data() + g.begin(e) * g.s.N, a.data() + g.begin(e) * g.s.K, b.data() + e * g.s.N * g.s.K,
-                g.rows(e), g.s.N, g.s.K, layout, accumulate, cpu, bias ? bias + e * g.s.N : nullptr);
-  return std::vector<float>(result.begin(), result.end());
-}
-
 void require_products(const Groups& g, Layout layout, Accumulate accumulate, MmaArithmetic arithmetic) {
   const bool add = accumulate == Accumulate::yes;
   INFO((layout == Layout::nt ? "nt" : "nn") << (add ? " +=, " : " =, ") << name_of(arithmetic));
@@ -43,8 +30,14 @@ void require_products(const Groups& g, Layout layout, Accumulate accumulate, Mma
       b = t.in<bf16>(without_rows(g, random_values<float>(s.E * s.N * s.K, 2), NAN)),
              c = add ? t.sum<bf16>(s.M * s.N, 3) : t.out<bf16>(s.M * s.N);
   const auto bias = biased ? t.random(s.E * s.N, 4) : Array<float>();
-  const auto expected =
-      one_by_one(g, layout, accumulate, c.kept->start, rounded(a.values()), rounded(b.values()), bias.ref, arithmetic);
+  t.reference([&] {  // the rows of each expert alone
+    Context cpu(Device::cpu);
+    cpu.use_mma(arithmetic);
+    for (size_t e = 0; e < s.E; e++)
+      matmul_bf16(c + g.begin(e) * s.N, a + g.begin(e) * s.K, b + e * s.N * s.K, g.rows(e), s.N, s.K, layout,
+                  accumulate, cpu, biased ? bias + e * s.N : nullptr);
+  });
+  const std::vector<float> expected = c.values();
   t.reference([&] { grouped_matmul_bf16_ref(c, a, b, g.start.data(), s, layout, accumulate, arithmetic, bias); });
   REQUIRE_BITWISE(expected, c.values());
   Array<bf16> gate, y, product;  // SiLU of a gate, times the product
@@ -70,15 +63,16 @@ void require_weight_gradients(const Groups& g, MmaArithmetic arithmetic) {
   const auto a = t.random<bf16>(s.M * s.N, 1), b = t.random<bf16>(s.M * s.K, 2);
   // An expert without rows keeps what it has: C + 0 would not be C for -0.
   const auto c = t.sum(without_rows(g, random_values<float>(s.E * s.N * s.K, 3), -0.0f));
-  const std::vector<bf16> a16 = rounded(a.values()), b16 = rounded(b.values());
-  auto expected = c.values();
-  Context cpu(Device::cpu);
-  cpu.use_mma(arithmetic);
-  for (size_t e = 0; e < s.E; e++)
-    if (g.rows(e) > 0)
-      matmul_bf16(&expected[e * s.N * s.K], &a16[g.begin(e) * s.N], &b16[g.begin(e) * s.K], s.N, s.K, g.rows(e),
-                  Layout::tn, Accumulate::yes, cpu);
-  grouped_matmul_bf16_tn_ref(c.ref, a16.data(), b16.data(), g.start.data(), s, arithmetic);
+  t.reference([&] {
+    Context cpu(Device::cpu);
+    cpu.use_mma(arithmetic);
+    for (size_t e = 0; e < s.E; e++)
+      if (g.rows(e) > 0)
+        matmul_bf16(c + e * s.N * s.K, a + g.begin(e) * s.N, b + g.begin(e) * s.K, s.N, s.K, g.rows(e), Layout::tn,
+                    Accumulate::yes, cpu);
+  });
+  const std::vector<float> expected = c.values();
+  t.reference([&] { grouped_matmul_bf16_tn_ref(+c, +a, +b, g.start.data(), s, arithmetic); });
   REQUIRE_BITWISE(expected, c.values());
   t.on_every_device(arithmetic, [&](Context& ctx) {
     const Buffer<int> row_start = g.on(ctx);
@@ -97,16 +91,14 @@ void require_joined(const Groups& g, size_t second_K) {
              b0 = t.in<bf16>(without_rows(g, random_values<float>(s.E * s.N * s.K, 3), NAN)),
              b1 = t.in<bf16>(without_rows(g, random_values<float>(s.E * s.N * second_K, 4), NAN)),
              c = t.sum<bf16>(s.M * s.N, 5);
-  const std::vector<bf16> A0 = rounded(a0.values()), A1 = rounded(a1.values()), B0 = rounded(b0.values()),
-                          B1 = rounded(b1.values());
-  std::vector<bf16> C = rounded(c.kept->start);
-  for (size_t e = 0; e < s.E; e++) {
-    const size_t row = g.begin(e);
-    const MmaFactors factors[] = {{{&A0[row * s.K], s.K}, {&B0[e * s.N * s.K], s.N}, s.K},
-                                  {{&A1[row * second_K], second_K}, {&B1[e * s.N * second_K], s.N}, second_K}};
-    if (g.rows(e)) matmul_bf16_joined_ref(&C[row * s.N], factors, g.rows(e), s.N, Accumulate::yes, usual_mma());
-  }
-  std::copy(C.begin(), C.end(), c.ref);
+  t.reference([&] {
+    for (size_t e = 0; e < s.E; e++) {
+      const size_t row = g.begin(e);
+      const MmaFactors factors[] = {{{a0 + row * s.K, s.K}, {b0 + e * s.N * s.K, s.N}, s.K},
+                                    {{a1 + row * second_K, second_K}, {b1 + e * s.N * second_K, s.N}, second_K}};
+      if (g.rows(e)) matmul_bf16_joined_ref(c + row * s.N, factors, g.rows(e), s.N, Accumulate::yes, usual_mma());
+    }
+  });
   t.on_every_device([&](Context& ctx) {
     const Buffer<int> row_start = g.on(ctx);
     const MmaFactors factors[] = {{{a0, s.K}, {b0, s.N}, s.K}, {{a1, second_K}, {b1, s.N}, second_K}};
