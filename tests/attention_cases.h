@@ -32,8 +32,8 @@ inline std::string describe(const AttentionShape& s, Kind kind) {
                 int(s.sigmoid()), int(kind));
 }
 
-// Scales of q and k: random scores of a few units, or of some hundred: then weights span all that floats hold, denormals
-// and 0 included.
+// Scales of q and k. Random scores are of a few units, or of some hundred: then weights span all that floats hold,
+// denormals and 0 included.
 constexpr float plain = 1, large = 9;
 
 // Packed arrays, of numbers that S can store.
@@ -90,8 +90,7 @@ void hidden_tokens(const Inputs& in, size_t t, float before, float after, Nan na
   INFO("window " << s.window << " token " << t);
   // Tokens [from, to) of (T, heads, D).
   const auto tokens = [&](const auto& x, size_t from, size_t to) {
-    const size_t row = x.values().size() / s.T;
-    return std::vector<float>(x.ref + from * row, x.ref + to * row);
+    return tokens_of(x.values(), s.B, s.T, from, to - from);
   };
   const auto spoil = [&](std::vector<float>& x, size_t from, size_t to, float with) {
     const size_t row = x.size() / s.T;
@@ -155,17 +154,5 @@ struct CachedCase {
     return format("B %zu H %zu KVH %zu D %zu slots %zu tokens %zu kind %d", B, H, KVH, D, slots, tokens, int(kind));
   }
 };
-
-// Tokens t to t + n - 1 of all B sequences of T: those that come at one time, as a step of generation has them.
-template <class S>
-std::vector<S> tokens_of(const std::vector<S>& x, size_t B, size_t T, size_t t, size_t n) {
-  const size_t width = x.size() / B / T;
-  std::vector<S> rows;
-  for (size_t b = 0; b < B; b++) {
-    const auto from = x.begin() + ptrdiff_t((b * T + t) * width);
-    rows.insert(rows.end(), from, from + ptrdiff_t(n * width));
-  }
-  return rows;
-}
 
 }  // namespace gated::attention_cases

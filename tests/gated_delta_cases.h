@@ -137,17 +137,10 @@ struct FormTrial : DeltaTrial<float> {
   std::vector<std::vector<float>> of_forward() const override { return {o.values(), error.values()}; }
 };
 
-// Tokens t0 .. t1-1 of an array (B,T,width), and of several.
-inline std::vector<float> tokens(const std::vector<float>& x, size_t B, size_t T, size_t t0, size_t t1) {
-  const size_t width = x.size() / (B * T);
-  std::vector<float> part;
-  for (size_t b = 0; b < B; b++)
-    part.insert(part.end(), x.begin() + (b * T + t0) * width, x.begin() + (b * T + t1) * width);
-  return part;
-}
+// Tokens t0 to t1 - 1.
 inline std::vector<std::vector<float>> tokens(std::vector<std::vector<float>> arrays, size_t B, size_t T, size_t t0,
                                               size_t t1) {
-  for (auto& x : arrays) x = tokens(x, B, T, t0, t1);
+  for (auto& x : arrays) x = tokens_of(x, B, T, t0, t1 - t0);
   return arrays;
 }
 inline Inputs<float> tokens(const Inputs<float>& in, size_t t0, size_t t1) {
@@ -155,7 +148,7 @@ inline Inputs<float> tokens(const Inputs<float>& in, size_t t0, size_t t1) {
   part.s.T = t1 - t0;
   for (auto x : {&Inputs<float>::q, &Inputs<float>::k, &Inputs<float>::v, &Inputs<float>::g, &Inputs<float>::beta,
                  &Inputs<float>::dout})
-    part.*x = tokens(in.*x, in.s.B, in.s.T, t0, t1);
+    part.*x = tokens_of(in.*x, in.s.B, in.s.T, t0, t1 - t0);
   return part;
 }
 

@@ -144,6 +144,18 @@ inline bool multiplies_as(Context& ctx, MmaArithmetic arithmetic) {
   }
 }
 
+// Tokens t to t + n - 1 of all B sequences of T: those that come at one time, as a step of generation has them.
+template <class S>
+std::vector<S> tokens_of(const std::vector<S>& x, size_t B, size_t T, size_t t, size_t n) {
+  const size_t width = x.size() / B / T;
+  std::vector<S> rows;
+  for (size_t b = 0; b < B; b++) {
+    const auto from = x.begin() + ptrdiff_t((b * T + t) * width);
+    rows.insert(rows.end(), from, from + ptrdiff_t(n * width));
+  }
+  return rows;
+}
+
 // What numbers are once they are stored; the same in bf16, and the way back.
 template <class S>
 std::vector<float> stored(std::vector<float> values) {

@@ -7,7 +7,6 @@
 #include "tests/attention_cases.h"
 
 using namespace gated;
-using gated::attention_cases::tokens_of;
 
 namespace {
 

@@ -68,7 +68,6 @@ class Numbered {
   }
 
   struct Seen {
-    bool loaded;
     std::string refusal, fault;  // "" where there is none
   };
   // What comes of a line of flags beside --from.
@@ -81,9 +80,9 @@ class Numbered {
       flat.assign(model->weights.flat_size(), untouched);
       c.source->read(c.model, model->weights.list(), flat.data());
     });
-    if (!refused.empty()) return {false, refused, fault_of(refused, line)};
+    if (!refused.empty()) return {refused, fault_of(refused, line)};
     const std::string fault = fault_of(flat, model->weights.list(), line.empty());
-    return {true, "", fault.empty() ? unsaid(line) : fault};
+    return {"", fault.empty() ? unsaid(line) : fault};
   }
 
  private:
@@ -197,7 +196,7 @@ TEST_CASE("from_matrix: a flag changes a model that is read to one that its weig
   for_each_model([&](Numbered& model) {
     const auto take = [&](const std::string& line) {
       const Numbered::Seen seen = model.seen(line);
-      (seen.loaded ? loaded : refused)++;
+      (seen.refusal.empty() ? loaded : refused)++;
       if (seen.fault.empty()) return;
       INFO(seen.refusal);
       FAIL_CHECK(model.name << " " << line << ": " << seen.fault);

@@ -158,7 +158,8 @@ TEST_CASE("gated_delta_bf16: a row has the same bits whatever is after it, or no
     require_same(expected, tokens(changed.of_forward(), 1, s.T, 0, t));
     require_same(expected, begun.of_forward());
     for (size_t i = 0; i < expected.size(); i++)
-      REQUIRE(tokens(whole.of_forward()[i], 1, s.T, t, s.T) != tokens(changed.of_forward()[i], 1, s.T, t, s.T));
+      REQUIRE(tokens_of(whole.of_forward()[i], 1, s.T, t, s.T - t) !=
+              tokens_of(changed.of_forward()[i], 1, s.T, t, s.T - t));
     changed.on_every_device();
     begun.on_every_device();
   }
