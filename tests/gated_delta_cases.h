@@ -172,31 +172,6 @@ void gradients() {
   }
 }
 
-template <class Form>
-void bits() {
-  const std::pair<GatedDeltaShape, float> cases[] = {
-      {{1, 1, 1, 1, 16, 16}, 0.5f},  {{2, 63, 1, 2, 24, 20}, 0.5f},  {{1, 65, 2, 2, 16, 40}, 0.02f},
-      {{1, 200, 1, 4, 8, 9}, 30.0f}, {{1, 66, 1, 1, 128, 33}, 0.1f}, {{1, 3, 2, 4, 5, 130}, 1.0f},
-      {{2, 64, 1, 1, 33, 1}, 0.0f},  {{1, 2, 1, 1, 200, 17}, 0.5f},  {{1, 129, 1, 2, 48, 16}, 100.0f},
-      {{1, 70, 1, 2, 24, 20}, 0.5f}, {{2, 5, 2, 2, 8, 16}, 0.5f}};
-  for (const auto& [s, decay] : cases) {
-    INFO("B " << s.B << " T " << s.T << " heads " << s.Hk << ", " << s.Hv << " Dk " << s.Dk << " Dv " << s.Dv);
-    FormTrial<Form>(Inputs<float>(s, decay)).on_every_device();
-  }
-}
-
-template <class Form>
-void underflow() {
-  Inputs<float> in({1, 3, 1, 2, 21, 19}, 0.5f, 1e-25f);
-  for (auto* x : {&in.q, &in.dout, &in.dfinal})
-    for (float& y : *x) y = std::fabs(y);
-  for (auto* x : {&in.k, &in.initial})
-    for (float& y : *x) y = -std::fabs(y);
-  FormTrial<Form> t(in);
-  REQUIRE(std::ranges::any_of(t.dv.values(), [](float x) { return x == 0 && std::signbit(x); }));
-  t.on_every_device();
-}
-
 // Without a state before, after or wanted.
 template <class Delta>
 void without_states(Inputs<float> in) {
@@ -239,6 +214,41 @@ void cut_sequence(const Inputs<float>& in, std::initializer_list<size_t> cuts) {
     require_same(tokens(whole.by_token(), B, T, 0, cut), a.by_token());
     require_same(tokens(whole.by_token(), B, T, cut, T), b.by_token());
     a.on_cpu(), b.on_cpu();
+  }
+}
+
+// What a form of floats promises. It may be cut at these tokens.
+template <class Form>
+void promises(std::initializer_list<size_t> cuts) {
+  SECTION("CPU and kernels equal the reference bit for bit") {
+    const std::pair<GatedDeltaShape, float> cases[] = {
+        {{1, 1, 1, 1, 16, 16}, 0.5f},  {{2, 63, 1, 2, 24, 20}, 0.5f},  {{1, 65, 2, 2, 16, 40}, 0.02f},
+        {{1, 200, 1, 4, 8, 9}, 30.0f}, {{1, 66, 1, 1, 128, 33}, 0.1f}, {{1, 3, 2, 4, 5, 130}, 1.0f},
+        {{2, 64, 1, 1, 33, 1}, 0.0f},  {{1, 2, 1, 1, 200, 17}, 0.5f},  {{1, 129, 1, 2, 48, 16}, 100.0f},
+        {{1, 70, 1, 2, 24, 20}, 0.5f}, {{2, 5, 2, 2, 8, 16}, 0.5f}};
+    for (const auto& [s, decay] : cases) {
+      INFO("B " << s.B << " T " << s.T << " heads " << s.Hk << ", " << s.Hv << " Dk " << s.Dk << " Dv " << s.Dv);
+      FormTrial<Form>(Inputs<float>(s, decay)).on_every_device();
+    }
+  }
+  SECTION("products that underflow to -0 join the chains of rows that exist, and no others") {
+    Inputs<float> in({1, 3, 1, 2, 21, 19}, 0.5f, 1e-25f);
+    for (auto* x : {&in.q, &in.dout, &in.dfinal})
+      for (float& y : *x) y = std::fabs(y);
+    for (auto* x : {&in.k, &in.initial})
+      for (float& y : *x) y = -std::fabs(y);
+    FormTrial<Form> t(in);
+    REQUIRE(std::ranges::any_of(t.dv.values(), [](float x) { return x == 0 && std::signbit(x); }));
+    t.on_every_device();
+  }
+  SECTION("without a state before, after or wanted") {
+    without_states<FormTrial<Form>>(Inputs<float>({1, 70, 1, 2, 24, 18}));
+  }
+  SECTION("heads inside wider rows give the bits of packed ones, and nothing between them is touched") {
+    wider_rows<FormTrial<Form>>(Inputs<float>({2, 66, 1, 2, 24, 20}), 7, 5, 3);
+  }
+  SECTION("a sequence that is cut, with the state carried on, has the bits of the whole") {
+    cut_sequence<FormTrial<Form>>(Inputs<float>({2, 150, 1, 2, 16, 18}, 0.1f), cuts);
   }
 }
 

@@ -70,20 +70,11 @@ inline std::string replaced(std::string text, const std::string& what, const std
 // Registers of every type are there. Lines stand as nvcc sets them: what is inside of a kernel behind a tab.
 inline std::string entry_text(const std::string& name, const std::string& parameters, const std::string& body,
                               const std::string& directives = "") {
-  const std::string registers =
-      R"(.reg .pred %p<200>;
-.reg .b16 %rs<200>;
-.reg .b32 %r<900>;
-.reg .b64 %rd<900>;
-.reg .f32 %f<900>;)";
-  return ".visible .entry " + name + "(\n" + parameters + "\n)\n" + directives + R"({
-	)" +
-         replaced(registers + "\n" + body, "\n", "\n\t") +
-         R"(ret;
-
-}
-
-)";
+  std::string registers;
+  for (const char* all : {".pred %p<200>", ".b16 %rs<200>", ".b32 %r<900>", ".b64 %rd<900>", ".f32 %f<900>"})
+    registers += with(".reg #;\n", all);
+  return ".visible .entry " + name + "(\n" + parameters + "\n)\n" + directives + "{\n\t" +
+         replaced(registers + body, "\n", "\n\t") + "ret;\n\n}\n\n";
 }
 inline void entry(const std::string& name, const std::string& parameters, const std::string& body) {
   source() += entry_text(name, parameters, body);

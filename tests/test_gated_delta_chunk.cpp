@@ -25,27 +25,8 @@ TEST_CASE("gated_delta_chunk: gradients against finite differences", "[gradcheck
   gradients<Chunk>();
 }
 
-TEST_CASE("gated_delta_chunk: CPU and kernels equal the reference bit for bit", "[bitwise]") {
-  bits<Chunk>();
-}
-
-TEST_CASE("gated_delta_chunk: products that underflow to -0 are links like others", "[bitwise]") {
-  underflow<Chunk>();
-}
-
-TEST_CASE("gated_delta_chunk: without a state before, after or wanted", "[bitwise]") {
-  without_states<FormTrial<Chunk>>(Inputs<float>({1, 70, 1, 2, 24, 18}));
-}
-
-TEST_CASE(
-    "gated_delta_chunk: heads inside wider rows give the bits of packed ones, and nothing between them is touched",
-    "[bitwise]") {
-  wider_rows<FormTrial<Chunk>>(Inputs<float>({2, 66, 1, 2, 24, 20}), 7, 5, 3);
-}
-
-TEST_CASE("gated_delta_chunk: a sequence cut between chunks, with the state carried on, has the bits of the whole",
-          "[bitwise]") {
-  cut_sequence<FormTrial<Chunk>>(Inputs<float>({2, 150, 1, 2, 16, 18}, 0.1f), {64, 128});
+TEST_CASE("gated_delta_chunk: what it promises", "[bitwise]") {
+  promises<Chunk>({64, 128});  // between chunks
 }
 
 TEST_CASE("gated_delta_chunk: how far it is from the recurrence in float", "[bound]") {

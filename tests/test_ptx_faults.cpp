@@ -2,8 +2,6 @@
 // wait for one another, forms that are not known, races; and the orders in which threads run.
 #include <signal.h>
 
-#include <cstdio>
-#include <functional>
 #include <map>
 #include <nlohmann/json.hpp>
 #include <numeric>
