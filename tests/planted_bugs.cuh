@@ -182,14 +182,7 @@ KERNEL(past_the_end_static) {
 }
 
 // Chunks of a row come through two stages of shared memory: while one is read, the next is copied.
-enum class Slip {
-  none,
-  no_wait,
-  waits_for_the_group_before,
-  no_barrier_behind_wait,
-  wrong_stage,
-  no_barrier_before_copy
-};
+enum class Slip { none, no_wait, waits_for_the_group_before, no_barrier_behind_wait, no_barrier_before_copy };
 template <Slip slip>
 __global__ void two_stages(float* y, const float* x) {
   constexpr unsigned chunk = threads / 4;
@@ -210,7 +203,7 @@ __global__ void two_stages(float* y, const float* x) {
     else if (slip != Slip::no_wait)
       copies.wait<1>();
     if (slip != Slip::no_barrier_behind_wait) __syncthreads();
-    sum += float(k + 1) * stages[(slip == Slip::wrong_stage ? k + 1 : k) % 2 * chunk + threadIdx.x * 5 % chunk];
+    sum += float(k + 1) * stages[k % 2 * chunk + threadIdx.x * 5 % chunk];
     if (slip != Slip::no_barrier_before_copy) __syncthreads();
   }
   y[own()] = sum;

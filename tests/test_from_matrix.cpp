@@ -269,10 +269,8 @@ TEST_CASE("from_matrix: tensors that leave an element out, or have one twice, ar
   };
   REQUIRE(with([](auto&) {}) == "");
   // In the tensor of all experts' gates and ups, whose columns stand in turns.
-  const size_t at =
-      size_t(std::find_if(right.begin(), right.end(),
-                          [](const HfTensor& t) { return t.name == "model.layers.1.mlp.experts.gate_up_proj"; }) -
-             right.begin());
+  const auto found = std::ranges::find(right, "model.layers.1.mlp.experts.gate_up_proj", &HfTensor::name);
+  const size_t at = size_t(found - right.begin());
   for (size_t axis = 0; axis < 3; axis++) {
     REQUIRE(contains(with([&](auto& t) { t[at].pieces[1].axes[axis].count--; }), right[at].name));
     REQUIRE(contains(with([&](auto& t) { t[at].pieces[1].axes[axis].theirs++; }), right[at].name));

@@ -107,7 +107,6 @@ const Bug bugs[] = {
     {SLIP(no_wait), true, true, nan_found},
     {SLIP(waits_for_the_group_before), true, true, nan_found},
     {SLIP(no_barrier_behind_wait), true, true, race},
-    {SLIP(wrong_stage), true, true, nan_found},
     {SLIP(no_barrier_before_copy), true, true, race},
 };
 

@@ -108,23 +108,19 @@ TEST_CASE("rmsnorm: CPU and kernels equal the reference bit for bit", "[bitwise]
   }
 }
 
-TEST_CASE("rmsnorm: PreAffine with pre = 1 is RMSNorm, to the bit") {
+TEST_CASE("rmsnorm: PreAffine with pre = 1 is RMSNorm, to the bit", "[bitwise]") {
   const size_t N = 9, C = 131;
-  Context cpu(Device::cpu);
-  auto x = random_values<float>(N * C, 1, 3.0f), w = random_values<float>(C, 2);
-  const auto dy = random_values<float>(N * C, 3), dres = random_values<float>(N * C, 4);
-  const std::vector<float> ones(C, 1.0f);
-  x[0] = -0.0f, w[1] = -0.0f;
-  auto run = [&](const float* pre) {
-    std::vector<float> y(N * C), r(N), dx(N * C), dw(C, 0.25f), dpre(C, 0.0f), mean(N), all;
-    const RmsnormWeights weights = {w.data(), pre};
-    rmsnorm_forward({y.data(), r.data()}, {x.data()}, weights, N, C, 1e-6f, cpu);
-    rmsnorm_backward({.dx = dx.data(), .dw = dw.data(), .dpre = dpre.data(), .mean = mean.data()}, dy.data(),
-                     {x.data(), dres.data()}, weights, r.data(), N, C, cpu);
-    for (const auto& v : {y, r, dx, dw}) all.insert(all.end(), v.begin(), v.end());
-    return all;
-  };
-  REQUIRE_BITWISE(run(nullptr), run(ones.data()));
+  NormTrial<float> t({false, true}, N, C);
+  auto weight = random_values<float>(C, 2);
+  t.x.kept->start[0] = t.x.ref[0] = weight[1] = -0.0f;
+  const auto w = t.in(weight), ones = t.in(std::vector<float>(C, 1.0f)), r = t.out(N), dw = t.sum(C, 6);
+  rmsnorm_forward_ref(t.y.ref, r.ref, t.x.ref, w.ref, N, C, 1e-6f);
+  rmsnorm_general_backward_ref<float>({t.dx.ref, nullptr, dw.ref}, t.dy.ref, t.back_ref(), {w.ref}, r.ref, N, C);
+  t.on_every_device([&](Context& ctx) {
+    const Guarded dpre(ctx, std::vector<float>(C, 0.0f)), mean(ctx, N);
+    rmsnorm_forward({t.y, r}, t.joins(ctx), {w, ones}, N, C, 1e-6f, ctx);
+    rmsnorm_backward({t.dx, nullptr, dw, dpre, mean}, t.dy, t.back(ctx), {w, ones}, r, N, C, ctx);
+  });
 }
 
 TEST_CASE("rmsnorm: without an offset a weight keeps its bits") {
