@@ -7,13 +7,13 @@
 #include "core/philox.cuh"
 #include "dataloader/bigram_backcopy.h"
 #include "dataloader/bigram_entropy.h"
-#include "dataloader/loader.h"
 #include "dataloader/shards.h"
 #include "dataloader/shuffle.h"
 #include "dataloader/text.h"
 #include "tests/refusal.h"
 #include "tests/script.h"
 #include "tests/shard.h"
+#include "tests/tokens.h"
 
 using namespace gated;
 
@@ -26,9 +26,7 @@ void parse_shard(const std::string& bytes) {
 }
 
 std::string all_text(const TokenStream& stream) {
-  const Corpus& corpus = dynamic_cast<const Corpus&>(stream);
-  std::vector<int32_t> tokens(corpus.size());
-  corpus.copy(0, tokens.size(), tokens.data());
+  const std::vector<int32_t> tokens = all_of(stream);
   return {tokens.begin(), tokens.end()};
 }
 
@@ -78,14 +76,11 @@ TEST_CASE("shards: tokens come through, across files", "[dataloader]") {
   const Data data = open_data({.data = folder / "x_train_*.bin", .val_data = folder / "x_val_*.bin"});
   const Corpus& corpus = dynamic_cast<const Corpus&>(*data.train);
   CHECK(corpus.vocab() == 50257);
-  CHECK(corpus.size() == 7);
+  const std::vector<int32_t> all = all_of(corpus);
+  CHECK(all == std::vector<int32_t>{1, 2, 3, 50256, 5, 6, 7});
   for (size_t begin = 0; begin <= 7; ++begin)
-    for (size_t count = 0; begin + count <= 7; ++count) {
-      const std::vector<int32_t> all = {1, 2, 3, 50256, 5, 6, 7};
-      std::vector<int32_t> got(count);
-      corpus.copy(begin, count, got.data());
-      CHECK(got == std::vector<int32_t>(all.begin() + begin, all.begin() + begin + count));
-    }
+    for (size_t count = 0; begin + count <= 7; ++count)
+      CHECK(copied(corpus, begin, count) == std::vector<int32_t>(all.begin() + begin, all.begin() + begin + count));
   CHECK_REFUSED(corpus.copy(6, 2, nullptr), "6 to 8", "of 7");
   CHECK_REFUSED(corpus.copy(8, 0, nullptr), "8 to 8", "of 7");
   CHECK_REFUSED(corpus.copy(1, ~size_t(0), nullptr), "of 7");
@@ -97,10 +92,9 @@ TEST_CASE("shards: one that is cut short while it is open is refused by name, as
   const std::string path = folder.write("x.bin", shard_of(std::vector<uint16_t>(10000, 7)));
   const ShardCorpus corpus({path}, 0);
   fs::resize_file(path, 1024 + 2 * 5000);
-  std::vector<int32_t> tokens(100);
-  corpus.copy(4900, 100, tokens.data());
-  CHECK_REFUSED(corpus.copy(4950, 100, tokens.data()), "x.bin", "ends at byte 11024", "to byte 11124", "cut short");
-  CHECK_REFUSED(corpus.copy(9000, 1, tokens.data()), "x.bin", "cut short");
+  copied(corpus, 4900, 100);
+  CHECK_REFUSED(copied(corpus, 4950, 100), "x.bin", "ends at byte 11024", "to byte 11124", "cut short");
+  CHECK_REFUSED(copied(corpus, 9000, 1), "x.bin", "cut short");
 }
 
 TEST_CASE("shards: the last few stay open, and one that is opened again has to be what it was", "[dataloader]") {
@@ -112,23 +106,20 @@ TEST_CASE("shards: the last few stay open, and one that is opened again has to b
   };
   const auto before = descriptors();
   const ShardCorpus corpus(paths, 0);
-  std::vector<int32_t> all(40);
-  corpus.copy(0, 40, all.data());
+  CHECK(copied(corpus, 0, 40)[39] == 2);
   CHECK(descriptors() - before <= 8);
-  CHECK(all[39] == 2);
 
   // The last of them is still open.
-  int32_t token = 0;
   fs::remove(paths[19]);
-  corpus.copy(39, 1, &token);
+  copied(corpus, 39, 1);
   fs::resize_file(paths[0], 1026);
-  CHECK_REFUSED(corpus.copy(0, 1, &token), "00.bin", "ends at byte 1026", "to byte 1028", "cut short");
+  CHECK_REFUSED(copied(corpus, 0, 1), "00.bin", "ends at byte 1026", "to byte 1028", "cut short");
   fs::rename(folder.write("other", shard_of({3, 4})), paths[1]);
   for (int again = 0; again < 2; again++)
-    CHECK_REFUSED(corpus.copy(2, 1, &token), "01.bin", "was changed or replaced after it was opened");
+    CHECK_REFUSED(copied(corpus, 2, 1), "01.bin", "was changed or replaced after it was opened");
   fs::remove(paths[2]);
-  CHECK_REFUSED(corpus.copy(4, 1, &token), "02.bin", "cannot open");
-  corpus.copy(6, 1, &token);
+  CHECK_REFUSED(copied(corpus, 4, 1), "02.bin", "cannot open");
+  copied(corpus, 6, 1);
 }
 
 TEST_CASE("shards: tokens of 32 bits, and a vocabulary that the header tells", "[dataloader]") {
@@ -137,13 +128,11 @@ TEST_CASE("shards: tokens of 32 bits, and a vocabulary that the header tells", "
                     b = folder.write("b.bin", shard_of<uint32_t>({7}));
   const ShardCorpus corpus({a, b}, 0);
   CHECK(corpus.vocab() == 128256);
-  std::vector<int32_t> all(4);
-  corpus.copy(0, 4, all.data());
-  CHECK(all == std::vector<int32_t>{1, 65536, 128255, 7});
+  CHECK(all_of(corpus) == std::vector<int32_t>{1, 65536, 128255, 7});
   CHECK(ShardCorpus({a}, 200000).vocab() == 200000);
-  CHECK_REFUSED(ShardCorpus({a}, 65536).copy(0, 3, all.data()), "a.bin", "token 1 is 65536", "65536");
+  CHECK_REFUSED(all_of(ShardCorpus({a}, 65536)), "a.bin", "token 1 is 65536", "65536");
   const std::string huge = folder.write("h.bin", shard_of<uint32_t>({0x80000000}));
-  CHECK_REFUSED(ShardCorpus({huge}, size_t{1} << 31).copy(0, 1, all.data()), "2147483648");
+  CHECK_REFUSED(all_of(ShardCorpus({huge}, size_t{1} << 31)), "2147483648");
 
   CHECK(ShardCorpus({folder.write("c.bin", shard_of<uint32_t>({5}, 20240801, 7, 151936))}, 0).vocab() == 151936);
   CHECK(ShardCorpus({folder.write("d.bin", shard_of<uint16_t>({5}, 20240520, 1, 300))}, 0).vocab() == 300);
@@ -216,13 +205,10 @@ TEST_CASE("shards: a token outside the vocabulary is refused with file, index an
   const Folder folder;
   const std::string a = folder.write("a.bin", shard_of({0, 50256}));
   const std::string b = folder.write("b.bin", shard_of({4, 50257, 5}));
-  const ShardCorpus corpus({a, b}, 0);
-  std::vector<int32_t> out(5);
-  corpus.copy(0, 3, out.data());
-  CHECK_REFUSED(corpus.copy(0, 5, out.data()), "b.bin", "token 1 is 50257", "50257", "--vocab");
-  const ShardCorpus wide({a, b}, 50304);
-  wide.copy(0, 5, out.data());
-  CHECK(out[3] == 50257);
+  const ShardCorpus corpus({a, b}, 0), wide({a, b}, 50304);
+  copied(corpus, 0, 3);
+  CHECK_REFUSED(all_of(corpus), "b.bin", "token 1 is 50257", "50257", "--vocab");
+  CHECK(all_of(wide)[3] == 50257);
   CHECK(wide.vocab() == 50304);
 }
 
@@ -234,9 +220,7 @@ TEST_CASE("text: files are joined by a newline where one is missing", "[dataload
   CHECK(text_of(a) == "ab");
   CHECK(text_of(a + "," + b + "," + c) == std::string("ab\nc\n\xff"));
   CHECK(text_of(c + "," + a) == std::string("\xff\nab"));
-  std::vector<int32_t> token(1);
-  dynamic_cast<const Corpus&>(*open_data({.data = c, .val_fraction = 0}).train).copy(0, 1, token.data());
-  CHECK(token[0] == 255);
+  CHECK(all_of(*open_data({.data = c, .val_fraction = 0}).train)[0] == 255);
 }
 
 TEST_CASE("text: a folder is walked in byte order, binary and hidden files left out", "[dataloader]") {
@@ -338,8 +322,7 @@ TEST_CASE("validation: the last fraction of the stream, or data of its own", "[d
   Data data = open_data({.data = a});
   CHECK(all_text(*data.train) == "0123456789abcdefghijX");
   CHECK(all_text(*data.val) == "YZ");
-  int32_t out[4];
-  CHECK_REFUSED(dynamic_cast<const Corpus&>(*data.train).copy(20, 2, out), "20 to 22", "of 21");
+  CHECK_REFUSED(copied(*data.train, 20, 2), "20 to 22", "of 21");
   data = open_data({.data = a, .val_data = b});
   CHECK(all_text(*data.train).size() == 23);
   CHECK(all_text(*data.val) == "val");
@@ -460,10 +443,9 @@ TEST_CASE("bigram-backcopy: BOS, bigrams, and copies after triggers", "[dataload
   for (int32_t x = 0; x < 63; ++x) triggers += source.is_trigger(x);
   CHECK(triggers == 3);
   CHECK(!source.is_trigger(source.bos()));
-  std::vector<int32_t> x(101);
   std::set<std::vector<int32_t>> all;
   for (size_t i = 0; i < 200; ++i) {
-    source.sequence(i, 100, x.data());
+    const std::vector<int32_t> x = sequence_of(source, i, 100);
     all.insert(x);
     CHECK(x[0] == 63);
     CHECK(!source.is_trigger(x[1]));
@@ -481,13 +463,11 @@ TEST_CASE("bigram-backcopy: BOS, bigrams, and copies after triggers", "[dataload
 // (That its index does too: the 200 sequences above.)
 TEST_CASE("bigram-backcopy: the seed decides the language, and split and seed its sequences", "[dataloader]") {
   const Folder folder;
-  std::set<std::vector<int32_t>> seen;
+  std::set<std::vector<std::vector<int32_t>>> seen;
   const std::string text = folder.write("text", "the quick brown fox jumps over the lazy dog, and back again.");
   const std::string bytes = contents(text);
   const auto sequences = [](const TokenStream& stream) {
-    std::vector<int32_t> all(3 * 21);
-    for (size_t i = 0; i < 3; ++i) stream.sequence(i, 20, &all[i * 21]);
-    return all;
+    return std::vector{sequence_of(stream, 0, 20), sequence_of(stream, 1, 20), sequence_of(stream, 2, 20)};
   };
   for (const uint64_t seed : {7, 8}) {
     const Data random = open_data({.data = "bigram-backcopy", .vocab = 30, .seed = seed}),
@@ -499,10 +479,9 @@ TEST_CASE("bigram-backcopy: the seed decides the language, and split and seed it
     CHECK(sequences(*of_text.val) == sequences(BigramBackcopy(counted, seed, 1)));
     for (const Data& data : {random, of_text}) seen.insert({sequences(*data.train), sequences(*data.val)});
     CHECK(open_data({.data = "bigram-backcopy", .seed = seed}).train->vocab() == 64);
-    std::vector<int32_t> longer(81), x(51);  // a longer context prolongs the same sequence
-    random.train->sequence(4, 80, longer.data());
-    random.train->sequence(4, 50, x.data());
-    CHECK(std::equal(x.begin(), x.end(), longer.begin()));
+    std::vector<int32_t> longer = sequence_of(*random.train, 4, 80);  // a longer context prolongs the same sequence
+    longer.resize(51);
+    CHECK(longer == sequence_of(*random.train, 4, 50));
   }
   CHECK(seen.size() == 8);
   CHECK(open_data({.data = "bigram-backcopy", .vocab = 300}).train->vocab() == 300);
@@ -524,8 +503,7 @@ TEST_CASE("bigram-backcopy: the text's own bigrams, its commonest bytes as trigg
   CHECK(source.vocab() == 7);
   for (const int32_t x : {0, 1, 2}) CHECK(!source.is_trigger(x));
   for (const int32_t x : {3, 4, 5}) CHECK(source.is_trigger(x));
-  std::vector<int32_t> x(21);
-  source.sequence(0, 20, x.data());
+  const std::vector<int32_t> x = sequence_of(source, 0, 20);
   for (size_t t = 2; t <= 20; ++t) CHECK(x[t] == (t % 2 ? x[1] : 5));  // a, b and c are always followed by x
   CHECK_REFUSED(text_of("bigram-backcopy:" + folder.write("s", "aabb")), "2 tokens", "3 triggers");
   CHECK_REFUSED(text_of("bigram-backcopy:" + (folder / "absent")), "absent", "No such file");
@@ -544,9 +522,8 @@ TEST_CASE("bigram-backcopy: the entropy floor is the mean surprise of what is ge
         marginal[b] += double(bigrams.w[a * n + b]), row[n] += double(bigrams.w[a * n + b]);
     }
   double sum = 0, squares = 0;
-  std::vector<int32_t> x(T + 1);
   for (size_t i = 0; i < sequences; ++i) {
-    source.sequence(i, T, x.data());
+    const std::vector<int32_t> x = sequence_of(source, i, T);
     double surprise = 0;
     for (size_t t = 1; t <= T; ++t) {
       const size_t a = size_t(x[t - 1]), b = size_t(x[t]);

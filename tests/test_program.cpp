@@ -6,6 +6,7 @@
 #include "tests/compare.h"
 #include "tests/script.h"
 #include "tests/small_runs.h"
+#include "tests/tokens.h"
 #include "training/text/generate.h"
 #include "training/inspect/measures.h"
 #include "training/text/sampler.h"
@@ -41,9 +42,7 @@ std::vector<nlohmann::json> log_of(const std::string& folder) {
 
 // The sample of a model: the first token of the validation data, then one at a time from the last `context` tokens.
 std::string sample_of(Model& model, const Data& data, const Sampler& sampler, size_t count) {
-  std::vector<int> tokens(data.val->is_text() ? 65 : 9), sample;
-  data.val->sequence(0, tokens.size() - 1, tokens.data());
-  sample.push_back(tokens[0]);
+  std::vector<int> sample = {sequence_of(*data.val, 0, data.val->is_text() ? 64 : 8)[0]};
   while (sample.size() < count) {
     std::vector<int> window = sample;
     while (window.size() > model.config.context) window.erase(window.begin());

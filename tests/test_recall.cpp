@@ -5,8 +5,8 @@
 #include <map>
 #include <set>
 
-#include "dataloader/loader.h"
 #include "tests/catch.h"
+#include "tests/tokens.h"
 #include "training/inspect/retrieval.h"
 
 using namespace gated;
@@ -29,12 +29,6 @@ int32_t stated_value(int32_t token) {
   return (token - states) % int32_t(Recall::values);
 }
 
-std::vector<int32_t> sequence(const Recall& task, size_t i, size_t T) {
-  std::vector<int32_t> tokens(T + 1);
-  task.sequence(i, T, tokens.data());
-  return tokens;
-}
-
 // Reads the sequence: what does its last statement of the key that is asked for say?
 int32_t oracle(const std::vector<int32_t>& tokens) {
   for (size_t t = tokens.size(); t-- > 0;)
@@ -52,7 +46,7 @@ TEST_CASE("recall: after a question stands what every statement of its key says"
   size_t choices = 0;
   std::vector<size_t> asked(Recall::keys), said(Recall::values), filled(task.vocab());
   for (size_t i = 0; i < n; i++) {
-    const std::vector<int32_t> tokens = sequence(task, i, T);
+    const std::vector<int32_t> tokens = sequence_of(task, i, T);
     REQUIRE(tokens[0] == task.bos());
     std::map<int32_t, int32_t> value;
     for (size_t t = 1; t <= T; t++) {
@@ -90,20 +84,17 @@ TEST_CASE("recall: after a question stands what every statement of its key says"
 }
 
 TEST_CASE("recall: a sequence depends on seed, split and index only", "[recall]") {
-  const auto expected = sequence(Recall(5, 0), 7, 100);
-  REQUIRE(sequence(Recall(5, 0), 7, 100) == expected);
-  const auto longer = sequence(Recall(5, 0), 7, 130);
+  const auto expected = sequence_of(Recall(5, 0), 7, 100);
+  REQUIRE(sequence_of(Recall(5, 0), 7, 100) == expected);
+  const auto longer = sequence_of(Recall(5, 0), 7, 130);
   REQUIRE(std::equal(expected.begin(), expected.end(), longer.begin()));
-  REQUIRE(sequence(Recall(5, 0), 8, 100) != expected);
-  REQUIRE(sequence(Recall(5, 1), 7, 100) != expected);
-  REQUIRE(sequence(Recall(6, 0), 7, 100) != expected);
+  REQUIRE(sequence_of(Recall(5, 0), 8, 100) != expected);
+  REQUIRE(sequence_of(Recall(5, 1), 7, 100) != expected);
+  REQUIRE(sequence_of(Recall(6, 0), 7, 100) != expected);
 
   const Data data = open_data({.data = "recall", .seed = 5});
-  std::vector<int32_t> tokens(101);
-  data.train->sequence(7, 100, tokens.data());
-  REQUIRE(tokens == expected);
-  data.val->sequence(7, 100, tokens.data());
-  REQUIRE(tokens == sequence(Recall(5, 1), 7, 100));
+  REQUIRE(sequence_of(*data.train, 7, 100) == expected);
+  REQUIRE(sequence_of(*data.val, 7, 100) == sequence_of(Recall(5, 1), 7, 100));
   REQUIRE((data.train->vocab() == 128 && data.val->sequences(100) == 1024));
   REQUIRE(open_data({.data = "recall", .vocab = 82, .seed = 5}).train->vocab() == 82);
   REQUIRE_THROWS_WITH(open_data({.data = "recall", .vocab = 81}),

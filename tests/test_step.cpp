@@ -5,6 +5,7 @@
 #include "tests/refusal.h"
 #include "tests/script.h"
 #include "tests/small_runs.h"
+#include "tests/tokens.h"
 
 using namespace gated;
 
@@ -132,8 +133,7 @@ TEST_CASE("step: a validation is the mean loss of the first batches, or of all t
   for (size_t first = 0; first + 3 <= 20; first += 3) {
     std::vector<int> ids, targets;
     for (size_t b = 0; b < 3; b++) {
-      std::vector<int> tokens(10);
-      data.val->sequence(first + b, 9, tokens.data());
+      const std::vector<int> tokens = sequence_of(*data.val, first + b, 9);
       ids.insert(ids.end(), tokens.begin(), tokens.end() - 1);
       targets.insert(targets.end(), tokens.begin() + 1, tokens.end());
     }

@@ -4,10 +4,10 @@
 #include <nlohmann/json.hpp>
 
 #include "dataloader/files.h"
-#include "dataloader/loader.h"
 #include "tests/catch.h"
 #include "tests/fixtures.h"
 #include "tests/script.h"
+#include "tests/tokens.h"
 
 using namespace gated;
 
@@ -30,11 +30,7 @@ Said tokenize(const Folder& f, const std::string& arguments) {
 }
 
 std::vector<int32_t> tokens_of(const std::string& spec) {
-  const Data data = open_data({.data = spec, .val_fraction = 0});
-  const Corpus& corpus = dynamic_cast<const Corpus&>(*data.train);
-  std::vector<int32_t> tokens(corpus.size());
-  corpus.copy(0, tokens.size(), tokens.data());
-  return tokens;
+  return all_of(*open_data({.data = spec, .val_fraction = 0}).train);
 }
 
 // The bytes that tokens of a byte-level BPE stand for, and "|" for the end of text. Of ASCII text: GPT-2 writes a space
