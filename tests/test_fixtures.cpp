@@ -1,6 +1,5 @@
 // fixtures: this code against what others wrote. tests/fixtures holds results of PyTorch and transformers,
 // made by scripts/make_fixtures.py, which says what is stored and how.
-#include <map>
 #include <set>
 
 #include "kernels/activation.h"
@@ -19,49 +18,20 @@
 #include "kernels/static_gate.h"
 #include "layers/model.h"
 #include "tests/contents.h"
-#include "tests/fixtures.h"
+#include "tests/fixture_models.h"
 #include "tests/gate_ops.h"
-#include "tests/harness.h"
-#include "tests/small_models.h"
 
 using namespace gated;
 
 namespace {
 
-// Around 1 where a parameter scales, around 0 elsewhere.
-std::vector<float> weights_of(const std::string& name, size_t n, bool zero_centred) {
-  std::vector<float> w = values_of<float>(name, n, 0.25f);
-  const bool scales = name.ends_with("pre_weight") || name.ends_with("alpha") || name.ends_with("embed_scale") ||
-                      name.ends_with("linear_attn.norm.weight") || (name.ends_with("norm.weight") && !zero_centred);
-  for (float& x : w) x += float(scales);
-  return w;
-}
-
-// ---- models
-
-// Loss, last logits and gradients, by name.
-std::map<std::string, Numbers> results_of(const ModelConfig& config) {
-  const size_t B = 2, T = config.context;
-  const auto ids = tokens_of("ids", B * T, config.vocab), targets = tokens_of("targets", B * T, config.vocab);
+std::map<std::string, std::vector<float>> results_of(const ModelConfig& config) {
   Context ctx(Device::cpu);
-  Model model(config, B, T, 1, ctx);
-  std::vector<float> weights(model.weights.flat_size(), 0.0f);
-  for (const Parameter& p : model.weights.list()) {
-    const std::vector<float> w = weights_of(p.name, p.size, config.norm.zero_centred);
-    std::copy(w.begin(), w.end(), &weights[p.offset]);
-  }
-  model.weights.values.upload(weights);
+  Model model(config, 2, config.context, 1, ctx);
+  model.weights.values.upload(fixture_weights(model));
   model.weights_changed();
-
-  std::map<std::string, Numbers> results;
-  results["loss"] = {forward_backward(model, {ids, targets, B, T}, ctx)};
-  for (const auto& [name, g] : by_name(model.weights, model.weights.grads)) results[name] = Numbers(g.begin(), g.end());
-  for (size_t b = 0; b < B; b++)
-    for (float x : model.next_token_logits({&ids[b * T], &ids[b * T] + T})) results["logits"].push_back(x);
-  return results;
+  return gated::results_of(model, ctx);
 }
-
-// ---- operations
 
 // The stored results of one operation, each of which is to be compared once.
 class Operation {
@@ -117,16 +87,7 @@ TEST_CASE("fixtures: loss, logits and every gradient of the models", "[fixtures]
     INFO(flags << " (" << source << ")");
     const auto got = results_of(small_model(flags));
     REQUIRE(fixture.at("results").size() == got.size());
-    for (const auto& [name, x] : got) {
-      INFO(name);
-      const Numbers expected = fixture.at("results").at(name), here = stored(name, x, expected.size());
-      // Adding to all scores of a query changes nothing: the gradient of a key's bias, without QK-norm and
-      // RoPE, is 0.
-      if (std::sqrt(dot(expected, expected)) < 1e-12)
-        REQUIRE(std::sqrt(dot(here, here)) < 1e-6);
-      else
-        REQUIRE(relative_error(expected, here) <= 1e-5);
-    }
+    for (const auto& [name, x] : got) require_near(name, fixture.at("results").at(name), x, 1e-5);
   }
 }
 
@@ -369,7 +330,7 @@ TEST_CASE("fixtures: bf16 errs at most half as much again as that of PyTorch", "
     const auto truth = results_of(config);
     config.storage = Storage::bf16;
     const auto got = results_of(config);
-    Numbers gradients[2];
+    std::vector<float> gradients[2];
     for (const auto& [name, numbers] : truth) {
       if (name == "loss" || name == "logits") continue;
       gradients[0].insert(gradients[0].end(), numbers.begin(), numbers.end());

@@ -4,15 +4,10 @@
 // opens what is exported here.
 #include <map>
 #include <set>
-#include <sstream>
 
-#include "layers/model.h"
-#include "tests/catch.h"
-#include "tests/fixtures.h"
+#include "tests/fixture_models.h"
 #include "tests/hf_folder.h"
 #include "tests/refusal.h"
-#include "tests/small_models.h"
-#include "training/flags/command_line.h"
 #include "training/models/hf_config.h"
 #include "training/models/hf_model.h"
 
@@ -32,20 +27,8 @@ Config small_config(const std::string& flags) {
   return c;
 }
 
-// Weights that scale lie around 1, so that no model is too small to see.
-std::vector<float> weights_of(const Model& model) {
-  std::vector<float> flat(model.weights.flat_size(), 0.0f);
-  for (const Parameter& p : model.weights.list()) {
-    const std::vector<float> w = values_of<float>(p.name, p.size, 0.25f);
-    const bool scales = p.name.ends_with("norm.weight") || p.name.ends_with("pre_weight") ||
-                        p.name.ends_with("alpha") || p.name.ends_with("embed_scale");
-    for (size_t i = 0; i < p.size; i++) flat[p.offset + i] = w[i] + float(scales && !model.config.norm.zero_centred);
-  }
-  return flat;
-}
-
 void write_model(const std::string& folder, const Config& c, const Model& model) {
-  const std::vector<float> flat = weights_of(model);
+  const std::vector<float> flat = fixture_weights(model);
   export_hf_folder(
       folder, c, model.weights.list(), [&](float* to) { std::copy(flat.begin(), flat.end(), to); }, false);
 }
@@ -92,7 +75,7 @@ TEST_CASE("hf_code: the tensors of a model are the parameters of its code, and c
     std::vector<float> weights(model.weights.flat_size());
     back.source->require_fit(back.model);
     back.source->read(back.model, model.weights.list(), weights.data());
-    REQUIRE(weights == weights_of(model));
+    REQUIRE(weights == fixture_weights(model));
   }
 }
 
@@ -159,7 +142,7 @@ TEST_CASE("hf_code: transformers opens every model, with the same loss, gradient
 
     const Config c = small_config(small_models()[i]);
     Model model(c.model, 1, T, 1, ctx);
-    model.weights.values.upload(weights_of(model));
+    model.weights.values.upload(fixture_weights(model));
     model.weights_changed();
     const std::vector<int> inputs(ids.begin(), ids.end() - 1), targets(ids.begin() + 1, ids.end());
     const float loss = forward_backward(model, {inputs, targets, 1, T}, ctx);
