@@ -87,10 +87,3 @@ TEST_CASE("model: evaluated in a longer context it reads short sequences as it d
     REQUIRE_BITWISE(logits(40, 0, 2), logits(90, 40, 2));
   }
 }
-
-TEST_CASE("model: parameters that a variant adds leave the others' starting values alone", "[model]") {
-  Context ctx(Device::cpu);
-  Model a(small_model(), 1, 9, 3, ctx), b(small_model("--norm=gated --attn=g1"), 1, 9, 3, ctx);
-  const auto of_b = by_name(b.weights, b.weights.values);
-  for (const auto& [name, values] : by_name(a.weights, a.weights.values)) REQUIRE_BITWISE(values, of_b.at(name));
-}

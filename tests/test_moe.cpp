@@ -95,16 +95,6 @@ TEST_CASE("moe: the losses of the router have exact gradients for the slots of t
     });
 }
 
-TEST_CASE("moe: --balance-over says something where a slice has several micro-batches, and there alone", "[bitwise]") {
-  const auto fingerprint = [&](const std::string& over, size_t micro_batches) {
-    Config c = small_run(small_model("--experts=5 --balance-loss=0.5 --balance-over=" + over), 4, micro_batches);
-    c.slices = 1;
-    return fingerprint_of_run(c);
-  };
-  REQUIRE(fingerprint("global", 1) == fingerprint("micro-batch", 1));
-  REQUIRE(fingerprint("global", 2) != fingerprint("micro-batch", 2));
-}
-
 TEST_CASE("moe: a backward reports how the slice was routed so far", "[moe][bitwise]") {
   constexpr size_t E = 7;
   on_every_device([&](Context& ctx) {
