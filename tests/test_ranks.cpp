@@ -21,21 +21,27 @@ const std::string size =
     "--batch=2 --sample-tokens=0 --val-batches=3 --threads=1 ";
 
 // In a container, as root, on few cores.
-std::string launched(const std::string& ranks, const std::string& program) {
+std::string launch(size_t ranks, const std::string& program = "{repo}/train") {
   return "OMPI_ALLOW_RUN_AS_ROOT=1 OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1 OMPI_MCA_btl_vader_single_copy_mechanism=none "
          "timeout 120 mpirun --oversubscribe -n " +
-         ranks + " " + program + " ";
+         std::to_string(ranks) + " " + program + " ";
 }
-std::string launch(const std::string& ranks) {
-  return launched(ranks, "{repo}/train");
-}
-std::string launch(size_t ranks) {
-  return launch(std::to_string(ranks));
+// Two ranks, each with flags of its own.
+std::string launch_both(const std::string& one, const std::string& other) {
+  return launch(1) + one + " : -n 1 {repo}/train " + other;
 }
 
-std::string fingerprint_in(const std::string& said) {
-  const auto found = matches(said, "fingerprint of the weights: ([0-9a-f]{16})");
-  return found.empty() ? said : found[0][1];
+// Of the weights in which a run ends.
+std::string trained(const Folder& f, const std::string& command) {
+  return fingerprint_of(ended(f.run(command)));
+}
+
+// Sends a signal to rank 1 of the run in this folder.
+std::string to_rank_1(const std::string& signal) {
+  return "kill -" + signal +
+         " $(pgrep -f \"^[^ ]*/train .*--out=run\" | while read p; do "
+         "[ \"$(readlink /proc/$p/cwd)\" = \"$(pwd)\" ] && grep -zq OMPI_COMM_WORLD_RANK=1 /proc/$p/environ && "
+         "echo $p; done); ";
 }
 
 // What of the lines of log.jsonl may not differ.
@@ -439,7 +445,7 @@ int main() {
   f.done(
       "g++ -std=c++20 -DWITH_MPI -DMOST_BYTES=7 -I{repo} $(mpicc --showme:compile) -o main main.cpp "
       "{repo}/training/ranks/mpi.cpp $(mpicc --showme:link)");
-  REQUIRE(f.done(launched("3", "./main")) == "all of them\n");
+  REQUIRE(f.done(launch(3, "./main")) == "all of them\n");
 }
 
 TEST_CASE("ranks: the weights of one rank, on 2, 3, 4 and 5", "[ranks][mpirun]") {
@@ -454,11 +460,11 @@ TEST_CASE("ranks: the weights of one rank, on 2, 3, 4 and 5", "[ranks][mpirun]")
            {"--micro-batches=20 --slices=20 --batch=1", {4, 5}},  // three groups; a round of ranks goes across them
            {"--micro-batches=4 --slices=2 --device=emulated --graph --steps=4 --context=8", {2}}}) {
     INFO(flags);
-    const std::string one = fingerprint_in(f.done("{repo}/train " + size + flags));
+    const std::string one = trained(f, "{repo}/train " + size + flags);
     REQUIRE(one.size() == 16);
     for (size_t R : counts) {
       INFO(R << " ranks");
-      REQUIRE(fingerprint_in(f.done(launch(R) + size + flags)) == one);
+      REQUIRE(trained(f, launch(R) + size + flags) == one);
     }
   }
 }
@@ -470,8 +476,8 @@ TEST_CASE("ranks: checkpoints, log and evaluation are those of one rank, and a r
   const std::string run = size +
                           "--steps=8 --save-every=2 --keep=0 --val-every=4 --measure-every=6 --micro-batches=4 "
                           "--experts=3 --expert-hidden=24 --vocab=1200 ";
-  const std::string whole = fingerprint_in(f.done("{repo}/train " + run + "--out=one"));
-  REQUIRE(fingerprint_in(f.done(launch(2) + run + "--out=two")) == whole);
+  const std::string whole = trained(f, "{repo}/train " + run + "--out=one");
+  REQUIRE(trained(f, launch(2) + run + "--out=two") == whole);
   for (const char* name :
        {"step_00000002.safetensors", "step_00000008.safetensors", "best.safetensors", "measures.safetensors"}) {
     INFO(name);
@@ -488,13 +494,13 @@ TEST_CASE("ranks: checkpoints, log and evaluation are those of one rank, and a r
     for (size_t step = left + 1; step <= 8; step++) fs::remove(f / format("two/step_%08zu.safetensors", step));
     const std::string said = f.done((ranks == 1 ? "{repo}/train " : launch(ranks)) + run + "--out=two --resume");
     REQUIRE(contains(said, format("resume: step %zu of", left)));
-    REQUIRE(fingerprint_in(said) == whole);
+    REQUIRE(fingerprint_of({0, said}) == whole);
     REQUIRE(f.read("one/step_00000008.safetensors") == f.read("two/step_00000008.safetensors"));
   }
   const std::string narrow = size + "--micro-batches=2 --precision=bf16 --save-every=3 --keep=0 --out=bf16 ";
-  const std::string last = fingerprint_in(f.done("{repo}/train " + narrow));
+  const std::string last = trained(f, "{repo}/train " + narrow);
   fs::remove(f / "bf16/step_00000006.safetensors");
-  REQUIRE(fingerprint_in(f.done(launch(2) + narrow + "--resume")) == last);
+  REQUIRE(trained(f, launch(2) + narrow + "--resume") == last);
   REQUIRE(contains(f.run(launch(2) + run + "--out=two").text, "holds a run's checkpoints already"));
   REQUIRE(contains(f.run(launch(2) + "--generate --from=two").text, "--generate on 2 ranks"));
   REQUIRE(contains(f.run(launch(2) + run + "--slices=2 --out=two --resume").text, "--slices=0, this run has"));
@@ -510,7 +516,7 @@ TEST_CASE("ranks: what one is said to take before the first step is its peak", "
   for (const char* precision : {"fp32", "bf16"}) {
     f.run("rm -rf run peaks");
     const std::string said =
-        f.done(launched("2", "/usr/bin/time -a -o peaks -f %M {repo}/train") + size + flags + precision);
+        f.done(launch(2, "/usr/bin/time -a -o peaks -f %M {repo}/train") + size + flags + precision);
     const double announced = std::stod(between(said, "FLOP a token, ", " MiB"));
     const auto peaks = matches(f.read("peaks"), "\\d+");
     REQUIRE(peaks.size() == 2);
@@ -525,11 +531,10 @@ TEST_CASE("ranks: the log says which one is slow, and an emulated one has the bi
   NEEDS_RANKS;
   const Folder f;
   const std::string run = size + "--steps=2 --layers=1 --context=8 --micro-batches=2 --out=";
-  const std::string whole = fingerprint_in(f.done("{repo}/train " + run + "one --device=cpu"));
+  const std::string whole = trained(f, "{repo}/train " + run + "one --device=cpu");
   REQUIRE(!contains(f.read("one/log.jsonl"), "_by_rank"));
-  const std::string said =
-      f.done(launch("1") + run + "two --device=cpu : -n 1 {repo}/train " + run + "two --device=emulated");
-  REQUIRE(fingerprint_in(said) == whole);
+  const std::string said = f.done(launch_both(run + "two --device=cpu", run + "two --device=emulated"));
+  REQUIRE(fingerprint_of({0, said}) == whole);
   REQUIRE(contains(said, "2, 2 on this host, by MPI, 1 of 2 slices each"));
   std::istringstream log(f.read("two/log.jsonl"));
   double compute[2] = {}, exchange[2] = {}, seconds = 0;
@@ -553,6 +558,7 @@ TEST_CASE("ranks: the log says which one is slow, and an emulated one has the bi
 TEST_CASE("ranks: what cannot run is refused in a line", "[ranks][mpirun]") {
   NEEDS_RANKS;
   const Folder f;
+  const std::string four = size + "--micro-batches=4 ", two = size + "--micro-batches=2 ";
   const auto refused = [&](const std::string& ranks_and_flags, const std::string& named) {
     const Said said = f.run(ranks_and_flags);
     INFO(said.text);
@@ -560,19 +566,15 @@ TEST_CASE("ranks: what cannot run is refused in a line", "[ranks][mpirun]") {
     REQUIRE(count(said.text, "error: ") == 1);
     REQUIRE(contains(said.text, named));
   };
-  refused(launch(4) + size + "--micro-batches=2", "--batch=1 --micro-batches=4 makes the same tokens a step");
-  refused(launch(3) + size + "--micro-batches=4", "4 slices of a step");
+  refused(launch(4) + two, "--batch=1 --micro-batches=4 makes the same tokens a step");
+  refused(launch(3) + four, "4 slices of a step");
   refused(launch(2) + size + "--bogus=1", "--bogus");
-  refused(launch("1") + size + "--micro-batches=4 : -n 1 {repo}/train " + size + "--micro-batches=4 --lr=1e-3",
-          "rank 1 has --lr=0.001, rank 0 has --lr=0.003");
-  refused(launch("1") + size + "--micro-batches=4 : -n 1 {repo}/train " + size + "--micro-batches=4 --val-every=3",
-          "rank 1 has --val-every=3, rank 0 has --val-every=100");
+  refused(launch_both(four, four + "--lr=1e-3"), "rank 1 has --lr=0.001, rank 0 has --lr=0.003");
+  refused(launch_both(four, four + "--val-every=3"), "rank 1 has --val-every=3, rank 0 has --val-every=100");
   f.write("a.txt", std::string(4000, 'a') + std::string(4000, 'b'));
   f.write("b.txt", std::string(4000, 'a') + std::string(4000, 'c'));
-  refused(launch("1") + size + "--data=a.txt --micro-batches=2 : -n 1 {repo}/train " + size +
-              "--data=b.txt --micro-batches=2",
-          "rank 1 has ");
-  refused(launch(2) + size + "--micro-batches=2 --out=/proc/none", "cannot create the checkpoint folder");
+  refused(launch_both(two + "--data=a.txt", two + "--data=b.txt"), "rank 1 has ");
+  refused(launch(2) + two + "--out=/proc/none", "cannot create the checkpoint folder");
 }
 
 TEST_CASE("ranks: a disk that fills up, or data that goes away on one, ends all, and the last checkpoint is whole",
@@ -580,7 +582,7 @@ TEST_CASE("ranks: a disk that fills up, or data that goes away on one, ends all,
   NEEDS_RANKS;
   const Folder f;
   const std::string run = size + "--micro-batches=2 --val-every=0 ";
-  const std::string whole = fingerprint_in(f.done("{repo}/train " + run + "--out=whole"));
+  const std::string whole = trained(f, "{repo}/train " + run + "--out=whole");
   const auto ends = [&](const std::string& command, const std::string& why) {
     const Said said = f.run(command);
     INFO(said.text);
@@ -592,7 +594,7 @@ TEST_CASE("ranks: a disk that fills up, or data that goes away on one, ends all,
   const std::string reads =
       "{repo}/train " + run + "--data=x.bin --vocab=64 --steps=100000 --save-every=5 --out=" + f / "reads";
   ends("(while [ ! -e reads/step_00000005.safetensors ]; do sleep 0.02; done; truncate -s 1025 b/x.bin) & " +
-           launched("1", "-wdir a " + reads) + ": -n 1 -wdir b " + reads,
+           launch(1, "-wdir a " + reads) + ": -n 1 -wdir b " + reads,
        "1: x\\.bin: ends at byte 1025, expected more, to byte ");
   REQUIRE(find_latest(f / "reads"));
 
@@ -602,41 +604,30 @@ TEST_CASE("ranks: a disk that fills up, or data that goes away on one, ends all,
            launch(2) + run + "--out=full --keep=0 --save-every=1; code=$?; cp -r full run; exit $code'",
        "0: full/step_00000003\\.safetensors\\.tmp\\.\\d+: cannot write: No space left on device");
   for (const auto& entry : fs::directory_iterator(f / "run")) REQUIRE(!finished_name(entry.path().filename()));
-  REQUIRE(fingerprint_in(f.done("{repo}/train " + run + "--out=run --resume")) == whole);
+  REQUIRE(trained(f, "{repo}/train " + run + "--out=run --resume") == whole);
 }
 
 TEST_CASE("ranks: one that is killed ends all in seconds, and the run goes on from its checkpoint", "[ranks][mpirun]") {
   NEEDS_RANKS;
   const Folder f;
   const std::string run = size + "--steps=400 --micro-batches=2 --save-every=5 --val-every=0 --out=run --resume ";
-  const std::string whole = fingerprint_in(f.done("{repo}/train " + run + "--out=whole"));
-  // The one with the higher process id of those that hold this folder's --out.
-  const std::string killing =
-      "(while [ ! -e run/step_00000010.safetensors ]; do sleep 0.02; done; date +%s >killed; "
-      "kill -9 $(pgrep -f \"^[^ ]*/train .*--out=run\" | while read p; do "
-      "[ \"$(readlink /proc/$p/cwd)\" = \"$(pwd)\" ] && grep -zq OMPI_COMM_WORLD_RANK=1 /proc/$p/environ && echo $p; "
-      "done)) & ";
+  const std::string whole = trained(f, "{repo}/train " + run + "--out=whole");
+  const std::string killing = "(while [ ! -e run/step_00000010.safetensors ]; do sleep 0.02; done; date +%s >killed; " +
+                              to_rank_1("9") + ") & ";
   const Said said = f.run(killing + launch(2) + run + "; code=$?; date +%s >ended; exit $code");
   INFO(said.text);
   REQUIRE(said.exit_code != 0);
   REQUIRE(contains(said.text, "rank 1"));
   REQUIRE(std::stol(f.read("ended")) - std::stol(f.read("killed")) <= 10);
-  REQUIRE(fingerprint_in(f.done("{repo}/train " + run)) == whole);
+  REQUIRE(trained(f, "{repo}/train " + run) == whole);
 }
 
 TEST_CASE("ranks: SIGUSR1 of one rank saves, SIGTERM of one stops all behind a checkpoint", "[ranks][mpirun]") {
   NEEDS_RANKS;
   const Folder f;
   const std::string run = size + "--steps=4000 --micro-batches=2 --save-every=1h --val-every=0 --out=run --resume ";
-  const auto to_rank = [](const char* rank, const char* signal) {
-    return format(
-        "kill -%s $(pgrep -f \"^[^ ]*/train .*--out=run\" | while read p; do "
-        "[ \"$(readlink /proc/$p/cwd)\" = \"$(pwd)\" ] && grep -zq OMPI_COMM_WORLD_RANK=%s "
-        "/proc/$p/environ && echo $p; done); ",
-        signal, rank);
-  };
-  const std::string signals = "(while [ ! -s run/log.jsonl ]; do sleep 0.02; done; sleep 1; " + to_rank("1", "USR1") +
-                              "while [ ! -e run/step_* ]; do sleep 0.02; done; " + to_rank("1", "TERM") + ") & ";
+  const std::string signals = "(while [ ! -s run/log.jsonl ]; do sleep 0.02; done; sleep 1; " + to_rank_1("USR1") +
+                              "while [ ! -e run/step_* ]; do sleep 0.02; done; " + to_rank_1("TERM") + ") & ";
   const Said said = f.run(signals + launch(2) + run);
   INFO(said.text);
   REQUIRE(said.exit_code != 0);
