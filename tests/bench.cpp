@@ -175,13 +175,18 @@ struct Numbers : Buffer<S> {
 
 // A vector on the device, filled with small values: denormals and NaN would not be what training sees.
 template <class T = float>
-Numbers<T> filled(size_t n, uint64_t seed = 1) {
+Numbers<T> filled(size_t n, uint64_t seed = 1, float low = -1, float high = 1) {
   std::vector<T> host(n);
-  for (size_t i = 0; i < n; i++) host[i] = T(float(int((i * 2654435761u + seed * 40503u) % 2000) - 1000) * 1e-3f);
+  for (size_t i = 0; i < n; i++)
+    host[i] = T(low + (high - low) * float((i * 2654435761u + seed * 40503u) % 2000) / 2000);
   return Numbers<T>(device, host);
 }
 
 // ---- ceilings
+
+struct Ceilings {
+  double fma, copy;  // FLOP/s of multiply-adds, on a GPU not measured, and bytes/s
+};
 
 #ifndef __CUDACC__
 // Independent chains of vector fmas on every core: what the arithmetic units can do.
@@ -260,39 +265,31 @@ struct Peer {
 #endif
 };
 
-void bench_matmul(Context& ctx, double peak) {
-  struct Case {
-    size_t M, N, K;
-    Layout layout;
-    Accumulate acc;
-    const char* role;
-  };
-  std::vector<Case> cases;
-  const size_t tokens = 2048;
-  for (auto [out, in] : {std::pair<size_t, size_t>{768, 768}, {3072, 768}, {768, 3072}}) {
-    cases.push_back({tokens, out, in, Layout::nt, Accumulate::no, "forward"});
-    cases.push_back({tokens, in, out, Layout::nn, Accumulate::no, "dx"});
-    cases.push_back({out, in, tokens, Layout::tn, Accumulate::yes, "dW"});
-  }
-  for (size_t n : {512, 1024}) cases.push_back({n, n, n, Layout::nt, Accumulate::no, "square"});
-  if (device == Device::cuda)
-    for (size_t n : {4096, 8192}) cases.push_back({n, n, n, Layout::nt, Accumulate::no, "square"});
-  const char* peer_name = device == Device::cuda ? "cuBLAS" : "OpenBLAS";
+void bench_matmul(Context& ctx, const Ceilings& ceilings) {
+  const char* const peer_name = device == Device::cuda ? "cuBLAS" : "OpenBLAS";
   Peer peer(ctx);
   printf("\n%-36s %10s %10s %8s %10s\n", "matmul M x N x K", "GFLOP/s", peer_name, "ratio", "of peak");
-  for (const Case& c : cases) {
-    Numbers<float> A = filled(c.M * c.K, 1), B = filled(c.N * c.K, 2), C = filled(c.M * c.N, 3),
-                   D = filled(c.M * c.N, 3);
-    const auto seconds = best_seconds({[&] { matmul(C, A, B, c.M, c.N, c.K, c.layout, c.acc, ctx); },
-                                       [&] { peer.matmul(D, A, B, c.M, c.N, c.K, c.layout, c.acc); }});
-    tell_beside(format("matmul %s %zux%zux%zu", c.role, c.M, c.N, c.K),
-                format("%-7s %5zux%4zux%4zu %s", c.role, c.M, c.N, c.K, c.acc == Accumulate::yes ? "+=" : "="),
-                2.0 * double(c.M) * double(c.N) * double(c.K), seconds, peer_name, peak);
+  const auto compare = [&](const char* role, Layout layout, size_t M, size_t N, size_t K,
+                           Accumulate accumulate = Accumulate::no) {
+    const Numbers<float> A = filled(M * K, 1), B = filled(N * K, 2), C = filled(M * N, 3), D = filled(M * N, 3);
+    const auto seconds = best_seconds({[&] { matmul(C, A, B, M, N, K, layout, accumulate, ctx); },
+                                       [&] { peer.matmul(D, A, B, M, N, K, layout, accumulate); }});
+    tell_beside(format("matmul %s %zux%zux%zu", role, M, N, K),
+                format("%-7s %5zux%4zux%4zu %s", role, M, N, K, accumulate == Accumulate::yes ? "+=" : "="),
+                2.0 * double(M) * double(N) * double(K), seconds, peer_name, ceilings.fma);
+  };
+  const size_t tokens = 2048;
+  for (auto [out, in] : {std::pair<size_t, size_t>{768, 768}, {3072, 768}, {768, 3072}}) {
+    compare("forward", Layout::nt, tokens, out, in);
+    compare("dx", Layout::nn, tokens, in, out);
+    compare("dW", Layout::tn, out, in, tokens, Accumulate::yes);
   }
+  for (size_t n : {512, 1024, 4096, 8192})
+    if (n <= 1024 || device == Device::cuda) compare("square", Layout::nt, n, n, n);
 }
 
 // Beside cuBLASLt on a GPU; on a CPU, which has no tensor cores, beside our products of floats.
-void bench_bf16(Context& ctx) {
+void bench_bf16(Context& ctx, const Ceilings&) {
   constexpr bool gpu = device == Device::cuda;
   const char* const peer = gpu ? "cuBLASLt" : "our floats";
   Context other(device);
@@ -348,17 +345,8 @@ void bench_bf16(Context& ctx) {
 
 // The products of one layer's experts, of rows of S, beside one product of all rows.
 template <class S>
-void bench_grouped(Context& ctx) {
+void bench_grouped(Context& ctx, const Ceilings&) {
   constexpr bool is_bf16 = std::is_same_v<S, bf16>;
-  struct Case {
-    GroupedShape shape;
-    bool skewed;  // half of the rows go to the first expert
-  };
-  std::vector<Case> cases;
-  for (const GroupedShape& s :
-       {GroupedShape{4096, 8, 768, 512}, GroupedShape{4096, 16, 768, 512}, GroupedShape{4096, 32, 768, 512},
-        GroupedShape{4096, 64, 768, 512}, GroupedShape{4096, 128, 768, 512}, GroupedShape{2048, 16, 384, 128}})
-    for (bool skewed : {false, true}) cases.push_back({s, skewed});
   // y = x w^T and its gradients: for each expert, and as if there were one.
   const auto product = [&](S* to, const S* from, const S* w, const int* row_start, const GroupedShape& s,
                            Layout layout) {
@@ -382,32 +370,35 @@ void bench_grouped(Context& ctx) {
   };
   printf("\n%-36s %10s %10s %8s\n", format("%sgrouped matmul rows E N K", is_bf16 ? "bf16 " : "").c_str(), "GFLOP/s",
          "one matrix", "ratio");
-  for (const auto& [s, skewed] : cases) {
-    std::vector<int> start(s.E + 1, 0);
-    const size_t first = skewed ? s.M / 2 : s.M / s.E;
-    for (size_t e = 1; e <= s.E; e++) start[e] = int(first + (s.M - first) * (e - 1) / (s.E - 1));
-    const Numbers<int> row_start(device, start);
-    const Numbers<S> x = filled<S>(s.M * s.K, 1), w = filled<S>(s.E * s.N * s.K, 2), y = filled<S>(s.M * s.N, 3),
-                     dx = filled<S>(s.M * s.K), one = filled<S>(s.N * s.K, 2);
-    const Numbers<float> dw = filled(s.E * s.N * s.K), d_one = filled(s.N * s.K);
-    const GroupedShape back = {s.M, s.E, s.K, s.N};
-    const struct {
-      const char* name;
-      std::function<void()> grouped, dense;
-    } roles[] = {{"forward", [&] { product(y, x, w, row_start, s, Layout::nt); },
-                  [&] { dense(+y, x, one, s.M, s.N, s.K, Layout::nt, Accumulate::no); }},
-                 {"dx", [&] { product(dx, y, w, row_start, back, Layout::nn); },
-                  [&] { dense(+dx, y, one, s.M, s.K, s.N, Layout::nn, Accumulate::no); }},
-                 {"dW", [&] { gradient(dw, y, x, row_start, s); },
-                  [&] { dense(+d_one, y, x, s.N, s.K, s.M, Layout::tn, Accumulate::yes); }}};
-    for (const auto& role : roles) {
-      const std::string name =
-          format("%s %zu %zu %zu %zu%s", role.name, s.M, s.E, s.N, s.K, skewed ? " skewed" : " balanced");
-      tell_beside((is_bf16 ? "bf16 grouped matmul " : "grouped matmul ") + name, name,
-                  2.0 * double(s.M) * double(s.N) * double(s.K), best_seconds({role.grouped, role.dense}),
-                  "one matrix");
+  const std::vector<GroupedShape> shapes = {{4096, 8, 768, 512},  {4096, 16, 768, 512},  {4096, 32, 768, 512},
+                                            {4096, 64, 768, 512}, {4096, 128, 768, 512}, {2048, 16, 384, 128}};
+  for (const GroupedShape& s : shapes)
+    for (bool skewed : {false, true}) {  // half of the rows go to the first expert
+      std::vector<int> start(s.E + 1, 0);
+      const size_t first = skewed ? s.M / 2 : s.M / s.E;
+      for (size_t e = 1; e <= s.E; e++) start[e] = int(first + (s.M - first) * (e - 1) / (s.E - 1));
+      const Numbers<int> row_start(device, start);
+      const Numbers<S> x = filled<S>(s.M * s.K, 1), w = filled<S>(s.E * s.N * s.K, 2), y = filled<S>(s.M * s.N, 3),
+                       dx = filled<S>(s.M * s.K), one = filled<S>(s.N * s.K, 2);
+      const Numbers<float> dw = filled(s.E * s.N * s.K), d_one = filled(s.N * s.K);
+      const GroupedShape back = {s.M, s.E, s.K, s.N};
+      const struct {
+        const char* name;
+        std::function<void()> grouped, dense;
+      } roles[] = {{"forward", [&] { product(y, x, w, row_start, s, Layout::nt); },
+                    [&] { dense(+y, x, one, s.M, s.N, s.K, Layout::nt, Accumulate::no); }},
+                   {"dx", [&] { product(dx, y, w, row_start, back, Layout::nn); },
+                    [&] { dense(+dx, y, one, s.M, s.K, s.N, Layout::nn, Accumulate::no); }},
+                   {"dW", [&] { gradient(dw, y, x, row_start, s); },
+                    [&] { dense(+d_one, y, x, s.N, s.K, s.M, Layout::tn, Accumulate::yes); }}};
+      for (const auto& role : roles) {
+        const std::string name =
+            format("%s %zu %zu %zu %zu%s", role.name, s.M, s.E, s.N, s.K, skewed ? " skewed" : " balanced");
+        tell_beside((is_bf16 ? "bf16 grouped matmul " : "grouped matmul ") + name, name,
+                    2.0 * double(s.M) * double(s.N) * double(s.K), best_seconds({role.grouped, role.dense}),
+                    "one matrix");
+      }
     }
-  }
 }
 
 // ---- operations that memory bounds
@@ -446,7 +437,7 @@ void bench_routing(const Row& row, const Numbers<S>& x, const Numbers<S>& y, con
 
 // Arrays far larger than a last-level cache, so that every byte comes from memory.
 template <class S>
-void bench_operations(Context& ctx, double bandwidth) {
+void bench_operations(Context& ctx, const Ceilings& ceilings) {
   constexpr bool is_bf16 = storage_of<S> == Storage::bf16;
   const size_t N = 65536, C = 2048, n = N * C, H = 16, D = 128, tokens_wide = 50257;
   printf("\n%-42s %10s %10s\n", format("%s (%zu rows of %zu)", is_bf16 ? "bf16 operation" : "operation", N, C).c_str(),
@@ -457,8 +448,8 @@ void bench_operations(Context& ctx, double bandwidth) {
                  dalpha = filled(4, 15), row_sums = filled(4 * N, 16);
   const Row row = [&](const std::string& name, double bytes, std::function<void()> run) {
     const double rate = bytes / best_seconds({run}, 0.2)[0];
-    tell(format("%-42s %10.1f", name.c_str(), rate * 1e-9) + percent(rate, bandwidth),
-         {{"op", (is_bf16 ? "bf16 " : "") + name}, {"gb_per_s", rate * 1e-9}, {"share_of_copy", rate / bandwidth}});
+    tell(format("%-42s %10.1f", name.c_str(), rate * 1e-9) + percent(rate, ceilings.copy),
+         {{"op", (is_bf16 ? "bf16 " : "") + name}, {"gb_per_s", rate * 1e-9}, {"share_of_copy", rate / ceilings.copy}});
   };
   const double f = sizeof(S) * double(n), wide = 4 * double(n);  // bytes of an array, of one of floats
   const ResidualIn alone = {x}, joined = {x, z};
@@ -592,9 +583,9 @@ void bench_operations(Context& ctx, double bandwidth) {
 // Of arrays of floats, with a share of the FMA peak; or of arrays of bf16, on the CPU by the arithmetic of tensor
 // cores.
 template <class S>
-void bench_attention(Context& ctx, double peak) {
-  constexpr bool is_bf16 = std::is_same_v<S, bf16>;
-
+void bench_attention(Context& ctx, const Ceilings& ceilings) {
+  constexpr bool is_bf16 = std::is_same_v<S, bf16>, gpu = device == Device::cuda;
+  const double peak = !is_bf16 ? ceilings.fma : gpu ? measured_matmul_peak(Storage::bf16, ctx) : 0;
   struct Case {
     AttentionShape shape;
     const char* what;
@@ -610,7 +601,7 @@ void bench_attention(Context& ctx, double peak) {
       {base, "sink", true},      {base, "kv bias", false, true}, {base, "G1", false, false, true},
       {sigmoid, "sigmoid"},      {window, "window 128"},         {{1, 1024, 8, 2, 128}, ""}};
   // What fills a GPU: GPT-2 124M's batch, and the shapes of which other kernels' figures are public.
-  if (is_bf16 && device == Device::cuda)
+  if (is_bf16 && gpu)
     for (const AttentionShape& s :
          {AttentionShape{32, 1024, 12, 12, 64}, {8, 2048, 16, 16, 128}, {2, 8192, 16, 16, 128}})
       cases.push_back({s, ""});
@@ -652,7 +643,7 @@ void bench_attention(Context& ctx, double peak) {
   }
 }
 
-void bench_gated_delta(Context& ctx, double peak) {
+void bench_gated_delta(Context& ctx, const Ceilings& ceilings) {
   printf("\n%-42s %10s %10s %10s\n", "gated delta rule B T Hk Hv Dk Dv", "fwd GFLOP/s", "bwd", "of peak");
   std::vector<GatedDeltaShape> shapes = {
       {16, 128, 2, 4, 32, 32}, {1, 1024, 8, 16, 128, 128}, {4, 2048, 16, 32, 128, 128}};
@@ -660,24 +651,20 @@ void bench_gated_delta(Context& ctx, double peak) {
     shapes.push_back({4, 8192, 16, 32, 128, 128});  // of which other kernels' figures are public
   for (const GatedDeltaShape& s : shapes) {
     const size_t qk = s.B * s.T * s.Hk * s.Dk, v = s.B * s.T * s.Hv * s.Dv, numbers = s.B * s.T * s.Hv;
-    std::vector<float> below(numbers), shares(numbers), lengths(qk);
-    for (size_t i = 0; i < numbers; i++) below[i] = -1e-4f * float(i % 997), shares[i] = 1e-3f * float(i % 997);
-    for (size_t i = 0; i < qk; i++)
-      lengths[i] = float(int(i * 2654435761u % 2000) - 1000) * 1.7e-3f / std::sqrt(float(s.Dk));
-    Numbers<float> q(device, lengths), k(device, lengths),
-        values = filled(v, 3), g(device, below), beta(device, shares), o = filled(v), error = filled(v),
-        kept = filled(s.kept_size()), dout = filled(v, 4), dq = filled(qk), dk = filled(qk), dv = filled(v),
-        dg = filled(numbers), dbeta = filled(numbers);
+    const float largest = 1.7f / std::sqrt(float(s.Dk));  // so that heads have lengths near 1
+    Numbers<float> q = filled(qk, 1, -largest, largest), k = filled(qk, 2, -largest, largest), values = filled(v, 3),
+                   g = filled(numbers, 5, -0.1f, 0), beta = filled(numbers, 6, 0, 1), o = filled(v), error = filled(v),
+                   kept = filled(s.kept_size()), dout = filled(v, 4), dq = filled(qk), dk = filled(qk), dv = filled(v),
+                   dg = filled(numbers), dbeta = filled(numbers);
     const GatedDeltaIn in = {q, k, values, g, beta};
     const GatedDeltaOut out = {.o = o, .error = error, .kept = kept};
     const GatedDeltaGradients gradients = {dq, dk, dv, dg, dbeta};
     const GatedDeltaBackwardIn back = {.dout = dout, .error = error, .kept = kept};
     gated_delta_forward(out, in, s, ctx);
-    const std::vector<bf16> rounded(lengths.begin(), lengths.end());
-    Numbers<bf16> nq(device, rounded), nk(device, rounded),
-        nv = filled<bf16>(v, 3), no = filled<bf16>(v), states = filled<bf16>(gated_delta_bf16_kept_size(s)),
-        u = filled<bf16>(v), miss = filled<bf16>(v), ndout = filled<bf16>(v, 4), ndq = filled<bf16>(qk),
-        ndk = filled<bf16>(qk), ndv = filled<bf16>(v);
+    Numbers<bf16> nq = filled<bf16>(qk, 1, -largest, largest), nk = filled<bf16>(qk, 2, -largest, largest),
+                  nv = filled<bf16>(v, 3), no = filled<bf16>(v), states = filled<bf16>(gated_delta_bf16_kept_size(s)),
+                  u = filled<bf16>(v), miss = filled<bf16>(v), ndout = filled<bf16>(v, 4), ndq = filled<bf16>(qk),
+                  ndk = filled<bf16>(qk), ndv = filled<bf16>(v);
     const GatedDeltaBf16In narrow = {nq, nk, nv, g, beta};
     const GatedDeltaBf16Out narrow_out = {.o = no, .kept = states, .u = u, .miss = miss};
     const GatedDeltaBf16BackwardIn narrow_back = {.dout = ndout, .kept = states, .u = u, .miss = miss};
@@ -698,7 +685,7 @@ void bench_gated_delta(Context& ctx, double peak) {
                    bwd = 18 * numbers_of_states / seconds[2 * form + 1];
       const char* const names[] = {"", " in chunks", " in chunks, bf16"};
       const std::string name = format("%zu %zu %zu %zu %zu %zu%s", s.B, s.T, s.Hk, s.Hv, s.Dk, s.Dv, names[form]);
-      tell_both_ways("gated delta rule ", name, fwd, bwd, peak,
+      tell_both_ways("gated delta rule ", name, fwd, bwd, ceilings.fma,
                      format("   %.0f + %.0f ms, %.0f tokens/s", 1e3 * seconds[2 * form], 1e3 * seconds[2 * form + 1],
                             double(s.B * s.T) / (seconds[2 * form] + seconds[2 * form + 1])));
     }
@@ -709,7 +696,8 @@ void bench_gated_delta(Context& ctx, double peak) {
 
 // Models of the same sizes, their steps in turns, each model's best: what a variant costs beside the first. gpt2: of
 // GPT-2 124M with whole batches, which wants a GPU.
-void bench_training(Context& ctx, bool gpt2) {
+template <bool gpt2>
+void bench_training(Context& ctx, const Ceilings&) {
   struct Run {
     Config config;
     Context ctx;  // with scratch as its model has planned
@@ -776,7 +764,7 @@ void bench_training(Context& ctx, bool gpt2) {
 
 // A token at a time, after `past` tokens. It must read every weight that is multiplied, once for all sequences. (Keys
 // and values of 960 tokens are another seventh of GPT-2's weights.)
-void bench_generation(Context& ctx, double bandwidth) {
+void bench_generation(Context& ctx, const Ceilings& ceilings) {
   printf("\n%-42s %10s %10s %10s\n", "generation", "tok/s", "ms a step", "of copy");
   for (const auto& [line, past, B] : std::vector<std::tuple<std::string, size_t, size_t>>{
            {"--preset=gpt2-124m --vocab=50257", 64, 1},
@@ -802,18 +790,16 @@ void bench_generation(Context& ctx, double bandwidth) {
     }
     const double weights = model.weights.product_flops() / 6 * sizeof(float);
     const std::string name = format("%s B %zu, past %zu", line.substr(0, line.find(" --vocab")).c_str(), B, past);
-    tell(format("%-42s %10.1f %10.2f", name.c_str(), double(B) / best, best * 1e3) + percent(weights / best, bandwidth),
+    tell(format("%-42s %10.1f %10.2f", name.c_str(), double(B) / best, best * 1e3) +
+             percent(weights / best, ceilings.copy),
          {{"op", "generation " + name},
           {"tokens_per_s", double(B) / best},
-          {"share_of_copy", weights / best / bandwidth}});
+          {"share_of_copy", weights / best / ceilings.copy}});
   }
 }
 
 // ---- its parts
 
-struct Ceilings {
-  double fma, copy;  // FLOP/s of multiply-adds, on a GPU not measured, and bytes/s
-};
 struct Part {
   const char* name;
   void (*measure)(Context&, const Ceilings&);
@@ -822,22 +808,19 @@ struct Part {
 // First what is asked of a GPU first.
 const std::vector<Part> parts = {
 #ifdef __CUDACC__
-    {"gpt2-124m", [](Context& ctx, const Ceilings&) { bench_training(ctx, true); }},
+    {"gpt2-124m", bench_training<true>},
 #endif
-    {"bf16", [](Context& ctx, const Ceilings&) { bench_bf16(ctx); }},
-    {"attention-bf16",
-     [](Context& ctx, const Ceilings&) {
-       bench_attention<bf16>(ctx, device == Device::cuda ? measured_matmul_peak(Storage::bf16, ctx) : 0);
-     }},
-    {"operations-bf16", [](Context& ctx, const Ceilings& c) { bench_operations<bf16>(ctx, c.copy); }},
-    {"operations", [](Context& ctx, const Ceilings& c) { bench_operations<float>(ctx, c.copy); }},
-    {"training", [](Context& ctx, const Ceilings&) { bench_training(ctx, false); }},
-    {"matmul", [](Context& ctx, const Ceilings& c) { bench_matmul(ctx, c.fma); }},
-    {"attention", [](Context& ctx, const Ceilings& c) { bench_attention<float>(ctx, c.fma); }},
-    {"grouped", [](Context& ctx, const Ceilings&) { bench_grouped<float>(ctx); }},
-    {"grouped-bf16", [](Context& ctx, const Ceilings&) { bench_grouped<bf16>(ctx); }},
-    {"gated-delta", [](Context& ctx, const Ceilings& c) { bench_gated_delta(ctx, c.fma); }},
-    {"generation", [](Context& ctx, const Ceilings& c) { bench_generation(ctx, c.copy); }},
+    {"bf16", bench_bf16},
+    {"attention-bf16", bench_attention<bf16>},
+    {"operations-bf16", bench_operations<bf16>},
+    {"operations", bench_operations<float>},
+    {"training", bench_training<false>},
+    {"matmul", bench_matmul},
+    {"attention", bench_attention<float>},
+    {"grouped", bench_grouped<float>},
+    {"grouped-bf16", bench_grouped<bf16>},
+    {"gated-delta", bench_gated_delta},
+    {"generation", bench_generation},
 };
 
 std::string names_of_parts() {
