@@ -155,4 +155,42 @@ struct CachedCase {
   }
 };
 
+// A sequence whose first tokens come at once, as a prompt, and the others one by one, has the rows of attention over
+// all of it. whole(o, lse, q, k, v, shape, sink) is that; cached(o, q, keys, values, shape, sink, ctx) attends once.
+template <class S, class Whole, class Cached>
+void require_grows(const CachedCase& c, size_t T, size_t prompt, Whole whole, Cached cached) {
+  INFO(c.text());
+  CachedAttentionShape s = c.shape();
+  const size_t queries = s.B * s.H * s.D, keys = s.B * s.KVH * s.D;
+  const auto numbers = [](size_t n, uint64_t seed) {
+    const std::vector<float> x = random_values<float>(n, seed, 3.0f);
+    return std::vector<S>(x.begin(), x.end());
+  };
+  const std::vector<S> q = numbers(T * queries, 1), k = numbers(T * keys, 2), v = numbers(T * keys, 3);
+  const auto value = random_values<float>(s.H * s.D, 5), logit = random_values<float>(s.B * s.H * T, 4, 5.0f);
+  std::vector<S> expected(T * queries);
+  std::vector<float> lse(s.B * s.H * T);
+  whole(expected.data(), lse.data(), q.data(), k.data(), v.data(), c.whole(T), c.sink(logit.data(), value.data()));
+  on_every_device([&](Context& ctx) {
+    if (!multiplies_as(ctx, c.arithmetic)) return;
+    const std::vector<S> nothing(keys * s.slots, S(NAN));
+    const Buffer<S> cached_k(ctx.device, nothing), cached_v(ctx.device, nothing);
+    for (size_t t = prompt - 1; t < T; t++) {
+      INFO("token " << t);
+      const size_t n = t < prompt ? prompt : 1;
+      s.tokens = t + 1;
+      const auto here = [&](const std::vector<S>& x, size_t n) {
+        return Buffer<S>(ctx.device, tokens_of(x, s.B, T, t + 1 - n, n));
+      };
+      const Buffer<S> query = here(q, 1), new_k = here(k, n), new_v = here(v, n);
+      const Guarded logits(ctx, c.logits_at(logit, t, T)), values(ctx, value);
+      const GuardedOf<S> o(ctx, queries);
+      cached_attention_store(cached_k.data(), cached_v.data(), new_k.data(), new_v.data(), n, s, ctx);
+      cached(o, query.data(), cached_k.data(), cached_v.data(), s, c.sink(logits, values), ctx);
+      const std::vector<S> rows = tokens_of(expected, s.B, T, t, 1);
+      REQUIRE_BITWISE(std::vector<float>(rows.begin(), rows.end()), o.download());
+    }
+  });
+}
+
 }  // namespace gated::attention_cases

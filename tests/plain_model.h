@@ -4,6 +4,7 @@
 #pragma once
 #include <cmath>
 #include <map>
+#include <numeric>
 #include <string>
 #include <vector>
 
@@ -16,13 +17,14 @@ namespace gated {
 using Vector = std::vector<double>;
 
 inline double mean_of(const Vector& values) {
-  double sum = 0;
-  for (double x : values) sum += x;
-  return sum / double(values.size());
+  return std::accumulate(values.begin(), values.end(), 0.0) / double(values.size());
 }
 
 inline void append(Vector& to, const Vector& values) {
   to.insert(to.end(), values.begin(), values.end());
+}
+inline void add(Vector& to, const Vector& values, double times = 1) {
+  for (size_t i = 0; i < to.size(); i++) to[i] += times * values[i];
 }
 
 struct PlainModel {
@@ -83,14 +85,14 @@ struct PlainModel {
       const std::vector<Vector> a = attention(layers[layer], block + "self_attn.", x);
       for (size_t t = 0; t < T; t++) {
         append(outputs[part + "attention"], a[t]);
-        for (size_t i = 0; i < C; i++) h[t][i] += a[t][i];
+        add(h[t], a[t]);
         const Vector y = norm(block + "post_attention_layernorm.", part + "ffn_norm", h[t]);
         Vector g = product(block + "mlp.gate_proj.weight", y);
         const Vector up = product(block + "mlp.up_proj.weight", y);
         for (size_t i = 0; i < g.size(); i++) g[i] *= sigmoid(g[i]) * up[i];
         const Vector f = product(block + "mlp.down_proj.weight", g);
         append(outputs[part + "ffn"], f);
-        for (size_t i = 0; i < C; i++) h[t][i] += f[i];
+        add(h[t], f);
       }
     }
     losses.resize(T);
@@ -106,96 +108,92 @@ struct PlainModel {
  private:
   static double sigmoid(double x) { return 1 / (1 + std::exp(-x)); }
 
+  // y times the sigmoids of z, which are written down.
+  static void gate(Vector& y, const Vector& z, Vector& scores) {
+    for (size_t i = 0; i < y.size(); i++) {
+      scores.push_back(sigmoid(z[i]));
+      y[i] *= sigmoid(z[i]);
+    }
+  }
   Vector product(const std::string& name, const Vector& x) const {
     const Vector& m = w.at(name);
-    Vector y(m.size() / x.size());
-    for (size_t i = 0; i < y.size(); i++)
-      for (size_t j = 0; j < x.size(); j++) y[i] += m[i * x.size() + j] * x[j];
+    Vector y;
+    for (auto row = m.begin(); row < m.end(); row += ptrdiff_t(x.size()))
+      y.push_back(std::inner_product(x.begin(), x.end(), row, 0.0));
     return y;
   }
-  Vector rmsnorm(const std::string& name, const double* x, size_t n) const {
-    double squares = 0;
-    for (size_t i = 0; i < n; i++) squares += x[i] * x[i];
-    Vector y(n);
-    for (size_t i = 0; i < n; i++)
-      y[i] = x[i] / std::sqrt(squares / double(n) + 1e-6) * (w.at(name + "weight")[i] + (c.norm.zero_centred ? 1 : 0));
-    return y;
+  Vector rmsnorm(const std::string& name, Vector x) const {
+    const double length = std::sqrt(dot(x, x) / double(x.size()) + 1e-6);
+    for (size_t i = 0; i < x.size(); i++)
+      x[i] = x[i] / length * (w.at(name + "weight")[i] + (c.norm.zero_centred ? 1 : 0));
+    return x;
   }
   Vector norm(const std::string& name, const std::string& part, Vector x) {
     if (w.contains(name + "pre_weight"))
       for (size_t i = 0; i < x.size(); i++) x[i] *= w.at(name + "pre_weight")[i];
-    Vector y = rmsnorm(name, x.data(), x.size());
+    Vector y = rmsnorm(name, x);
     if (w.contains(name + "gate_down.weight")) {
       Vector low = product(name + "gate_down.weight", y);
       for (double& a : low) a *= sigmoid(a);
-      const Vector z = product(name + "gate_up.weight", low);
-      for (size_t i = 0; i < y.size(); i++) {
-        norm_gates[part].push_back(sigmoid(z[i]));
-        y[i] *= sigmoid(z[i]);
-      }
+      gate(y, product(name + "gate_up.weight", low), norm_gates[part]);
     }
     append(outputs[part], y);
     return y;
   }
+  std::vector<Vector> heads(const Vector& x) const {
+    std::vector<Vector> all;
+    for (auto at = x.begin(); at < x.end(); at += ptrdiff_t(c.attention.D))
+      all.emplace_back(at, at + ptrdiff_t(c.attention.D));
+    return all;
+  }
   // Every head of x normed, then turned as it stands at `position`.
-  Vector turned(const std::string& name, const Vector& x, size_t position) const {
+  std::vector<Vector> turned(const std::string& name, const Vector& x, size_t position) const {
     const size_t D = c.attention.D;
-    Vector out;
-    for (size_t head = 0; head < x.size() / D; head++) {
-      const Vector n = rmsnorm(name, &x[head * D], D);
+    std::vector<Vector> all = heads(x);
+    for (Vector& head : all) {
+      const Vector n = rmsnorm(name, head);
       for (size_t i = 0; i < D; i++) {
         const double angle = double(position) * std::pow(c.rope_theta, -2.0 * double(i % (D / 2)) / double(D));
         const double partner = i < D / 2 ? -n[i + D / 2] : n[i - D / 2];
-        out.push_back(n[i] * std::cos(angle) + partner * std::sin(angle));
+        head[i] = n[i] * std::cos(angle) + partner * std::sin(angle);
       }
     }
-    return out;
+    return all;
   }
   std::vector<Vector> attention(Layer& l, const std::string& name, const std::vector<Vector>& x) const {
     const size_t T = x.size(), H = c.attention.H, KVH = c.attention.KVH, D = c.attention.D;
     l.to_first.resize(H), l.to_sink.resize(H), l.given.resize(T * T), l.v.resize(T);
-    std::vector<Vector> q(T), k(T), v(T), a(T);
+    std::vector<std::vector<Vector>> q(T), k(T), v(T);  // by token and head
     for (size_t t = 0; t < T; t++) {
       q[t] = turned(name + "q_norm.", product(name + "q_proj.weight", x[t]), t);
       k[t] = turned(name + "k_norm.", product(name + "k_proj.weight", x[t]), t);
-      v[t] = product(name + "v_proj.weight", x[t]);
-      for (size_t head = 0; head < KVH; head++) {
-        double squares = 0;
-        for (size_t i = 0; i < D; i++) squares += v[t][head * D + i] * v[t][head * D + i];
-        l.v[t].push_back(std::sqrt(squares));
-      }
+      v[t] = heads(product(name + "v_proj.weight", x[t]));
+      for (const Vector& head : v[t]) l.v[t].push_back(std::sqrt(dot(head, head)));
     }
+    std::vector<Vector> a;
     for (size_t t = 0; t < T; t++) {
-      Vector o(H * D);
+      Vector o;
       const size_t seen = c.attention.window && c.attention.window <= t ? c.attention.window : t + 1;
       for (size_t head = 0; head < H; head++) {
-        Vector p(T);
+        const size_t of = head / (H / KVH);
         const double sink = w.contains(name + "sinks") ? std::exp(w.at(name + "sinks")[head]) : 0;
-        double total = sink;
-        for (size_t j = t + 1 - seen; j <= t; j++) {
-          double score = 0;
-          for (size_t i = 0; i < D; i++) score += q[t][head * D + i] * k[j][head / (H / KVH) * D + i];
-          p[j] = std::exp(score / std::sqrt(double(D)));
-          total += p[j];
-        }
+        Vector p(T), sum(D);
+        for (size_t j = t + 1 - seen; j <= t; j++) p[j] = std::exp(dot(q[t][head], k[j][of]) / std::sqrt(double(D)));
+        const double total = std::accumulate(p.begin(), p.end(), sink);
         if (t > 0) {
           l.to_first[head].push_back(p[0] / total);
           l.to_sink[head].push_back(sink / total);
         }
         for (size_t j = 0; j < T; j++) l.given[t * T + j].push_back(p[j] / total);
-        for (size_t j = 0; j <= t; j++)
-          for (size_t i = 0; i < D; i++) o[head * D + i] += p[j] / total * v[j][head / (H / KVH) * D + i];
+        for (size_t j = 0; j <= t; j++) add(sum, v[j][of], p[j] / total);
+        append(o, sum);
       }
       append(l.before, o);
       if (w.contains(name + "g_proj.weight")) {
-        const Vector z = product(name + "g_proj.weight", x[t]);
-        for (size_t i = 0; i < H * D; i++) {
-          l.gate.push_back(sigmoid(z[i]));
-          o[i] *= sigmoid(z[i]);
-        }
+        gate(o, product(name + "g_proj.weight", x[t]), l.gate);
         append(l.behind, o);
       }
-      a[t] = product(name + "o_proj.weight", o);
+      a.push_back(product(name + "o_proj.weight", o));
     }
     return a;
   }

@@ -5,6 +5,7 @@
 #include "tests/attention_cases.h"
 
 using namespace gated;
+using attention_cases::require_grows;
 
 namespace {
 
@@ -23,29 +24,10 @@ const std::vector<Case> cases = {
 
 TEST_CASE("cached_attention: a sequence that grows token by token has the rows of attention over all of it",
           "[bitwise]") {
-  for (Case c : cases) {
-    const size_t T = std::min<size_t>(c.tokens, 80), slots = c.slots;
-    INFO(c.text());
-    CachedAttentionShape s = c.shape();
-    const size_t queries = s.B * s.H * s.D, keys = s.B * s.KVH * s.D;
-    const auto q = random_values<float>(T * queries, 1, 3.0f), k = random_values<float>(T * keys, 2, 3.0f);
-    const auto v = random_values<float>(T * keys, 3), value = random_values<float>(s.H * s.D, 5);
-    const auto logit = random_values<float>(s.B * s.H * T, 4, 5.0f);
-    std::vector<float> expected(T * queries), lse(s.B * s.H * T);
-    attention_forward_ref(expected.data(), lse.data(), q.data(), k.data(), v.data(), c.whole(T),
-                          c.sink(logit.data(), value.data()));
-    const size_t prompt = (T + 1) / 2;
-    std::vector<float> cached_k(keys * slots, NAN), cached_v(keys * slots, NAN), o(queries);
-    for (size_t t = prompt - 1; t < T; t++) {
-      const size_t n = t < prompt ? prompt : 1;  // the prompt comes whole
-      s.tokens = t + 1;
-      cached_attention_store_ref(cached_k.data(), cached_v.data(), tokens_of(k, s.B, T, t + 1 - n, n).data(),
-                                 tokens_of(v, s.B, T, t + 1 - n, n).data(), n, s);
-      cached_attention_ref(o.data(), tokens_of(q, s.B, T, t, 1).data(), cached_k.data(), cached_v.data(), s,
-                           c.sink(c.logits_at(logit, t, T).data(), value.data()));
-      INFO("token " << t);
-      REQUIRE_BITWISE(tokens_of(expected, s.B, T, t, 1), o);
-    }
+  for (const Case& c : cases) {
+    const size_t T = std::min<size_t>(c.tokens, 80);
+    require_grows<float>(
+        c, T, (T + 1) / 2, [](auto... x) { attention_forward_ref(x...); }, [](auto&&... x) { cached_attention(x...); });
   }
 }
 
