@@ -128,16 +128,11 @@ TEST_CASE("checkpoint: every bit comes back: NaN payloads, -0, denormals, scalar
     CHECK(back[n] == 42.0f);
   }
 
-  SECTION("the data begins on 64 bytes, and the same state gives the same file") {
-    CHECK(SafetensorsFile(folder / "a").header().data_start % 64 == 0);
-    save_checkpoint(folder / "b", tensors, metadata);
-    CHECK(contents(folder / "a") == contents(folder / "b"));
-    CHECK(folder.names() == Names{"a", "b"});
-  }
-  SECTION("a state of nothing is a state") {
-    save_checkpoint(folder / "none", {}, {});
-    CHECK(Checkpoint(folder / "none").tensors().empty());
-  }
+  // The data begins on 64 bytes, and the same state gives the same file.
+  CHECK(SafetensorsFile(folder / "a").header().data_start % 64 == 0);
+  save_checkpoint(folder / "b", tensors, metadata);
+  CHECK(contents(folder / "a") == contents(folder / "b"));
+  CHECK(folder.names() == Names{"a", "b"});
 }
 
 TEST_CASE("checkpoint: the fingerprint is a published function of names, shapes and bytes", "[checkpoint]") {
@@ -261,14 +256,13 @@ TEST_CASE("checkpoint: one changed, missing or extra byte anywhere, and the file
     return said.starts_with((folder / "bad") + ": ") && !contains(said, "\n");
   };
   REQUIRE_FALSE(refused(good));
-  size_t accepted = 0;
-  for (size_t n = 0; n < good.size(); ++n) accepted += !refused(good.substr(0, n));
-  CHECK(accepted == 0);
   CHECK(refused(good + '\0'));
-  for (size_t i = 0; i < good.size(); ++i) {
+  size_t accepted = 0;
+  for (size_t n = 0; n < good.size(); ++n) {
+    accepted += !refused(good.substr(0, n));
     for (int bit = 0; bit < 8; ++bit) {
       std::string bytes = good;
-      bytes[i] = char(bytes[i] ^ (1 << bit));
+      bytes[n] = char(bytes[n] ^ (1 << bit));
       accepted += !refused(bytes);
     }
   }
@@ -282,7 +276,6 @@ TEST_CASE("checkpoint: one changed, missing or extra byte anywhere, and the file
     return bytes.replace(bytes.find(from), from.size(), to);
   };
   CHECK(refused(replaced(R"("step":"7")", R"("step":"8")")));
-  CHECK(refused(replaced(R"("shape":[2])", R"("shape":[2])") + "x"));
   CHECK(refused(replaced(R"([0,8],"dtype":"F32","shape":[2])", R"([0,8],"dtype":"I64","shape":[1])")));
   CHECK(refused(replaced(R"([8,12],"dtype":"F32")", R"([8,12],"dtype":"I32")")));
   CHECK(refused(replaced(R"("gated.format")", R"("other.format")")));
@@ -318,14 +311,11 @@ TEST_CASE("checkpoint: paths that cannot be read or written", "[checkpoint]") {
   };
   const auto open = [](const std::string& path) { return refusal([&] { Checkpoint loaded(path); }); };
   CHECK(open(folder / "missing") == (folder / "missing") + ": cannot open: No such file or directory");
-  CHECK(one_line(open(folder.path), {"not a regular file"}));
-  REQUIRE(::mkfifo((folder / "pipe").c_str(), 0600) == 0);
-  CHECK(one_line(open(folder / "pipe"), {"not a regular file"}));
   CHECK(one_line(save(folder / "no/such/a"), {"No such file or directory"}));
-  CHECK(one_line(save(folder / "pipe"), {"not a regular file"}));
-  CHECK(one_line(save("/dev/null"), {"not a regular file"}));
+  REQUIRE(::mkfifo((folder / "pipe").c_str(), 0600) == 0);
   fs::create_directory(folder / "dir");
-  CHECK(one_line(save(folder / "dir"), {"not a regular file"}));
+  for (const std::string& path : {folder / "pipe", folder / "dir", std::string("/dev/null")})
+    for (const std::string& said : {open(path), save(path)}) CHECK(one_line(said, {"not a regular file"}));
   folder.write("file", "x");
   CHECK_REFUSED(prepare_checkpoint_folder(folder / "file"), "cannot create the checkpoint folder");
   CHECK_REFUSED(list_checkpoints(folder / "file"), "cannot list: Not a directory");
