@@ -20,6 +20,13 @@ inline double mean_of(const Vector& values) {
   return std::accumulate(values.begin(), values.end(), 0.0) / double(values.size());
 }
 
+// Mean |x| over rows of C, by column.
+inline Vector mean_size(const Vector& x, size_t C) {
+  Vector mean(C);
+  for (size_t i = 0; i < x.size(); i++) mean[i % C] += std::fabs(x[i]) / double(x.size() / C);
+  return mean;
+}
+
 inline void append(Vector& to, const Vector& values) {
   to.insert(to.end(), values.begin(), values.end());
 }
@@ -45,13 +52,6 @@ struct PlainModel {
   std::map<std::string, Vector> norm_gates;  // scores, by the name of the norm
   std::map<std::string, Vector> outputs;     // of norms, attention and ffn: "layers.0.ffn", "final_norm"
   std::vector<Vector> losses;                // (T)
-
-  // What of every layer stands there, one after the other.
-  Vector all(Vector Layer::*of) const {
-    Vector all;
-    for (const Layer& l : layers) append(all, l.*of);
-    return all;
-  }
 
   // Gives the model, and then itself, larger weights than those of the start, one dimension of the embedding far above
   // the others, and on some tokens more.

@@ -12,14 +12,12 @@ TEST_CASE("activation: silu and gelu, far out") {
     REQUIRE(activation_value(act, 0.0f) == 0.0f);
     REQUIRE(std::signbit(activation_value(act, -0.0f)));
     REQUIRE(activation_slope(act, 0.0f) == 0.5f);
-    REQUIRE(activation_value(act, 100.0f) == 100.0f);
-    REQUIRE(activation_slope(act, 100.0f) == 1.0f);
-    REQUIRE(std::fabs(activation_value(act, -100.0f)) < 1e-40f);
-    REQUIRE(std::fabs(activation_slope(act, -100.0f)) < 1e-40f);
-    REQUIRE(activation_value(act, 1e18f) == 1e18f);
-    REQUIRE(activation_slope(act, 1e18f) == 1.0f);
-    REQUIRE(activation_value(act, -1e18f) == 0.0f);
-    REQUIRE(activation_slope(act, -1e18f) == 0.0f);
+    for (float x : {100.0f, 1e18f}) {
+      REQUIRE((activation_value(act, x) == x && activation_slope(act, x) == 1.0f));
+      REQUIRE(std::fabs(activation_value(act, -x)) < 1e-40f);
+      REQUIRE(std::fabs(activation_slope(act, -x)) < 1e-40f);
+    }
+    REQUIRE((activation_value(act, -1e18f) == 0.0f && activation_slope(act, -1e18f) == 0.0f));
   }
 }
 

@@ -51,13 +51,6 @@ struct Both {
   }
 };
 
-// Mean |x| over rows of C, by column.
-Vector mean_size(const Vector& x, size_t C) {
-  Vector mean(C);
-  for (size_t i = 0; i < x.size(); i++) mean[i % C] += std::fabs(x[i]) / double(x.size() / C);
-  return mean;
-}
-
 Vector histogram(const Vector& scores, double low, double high) {
   Vector shares(50);
   for (double s : scores) shares[size_t((s - low) / (high - low) * 50)] += 1 / double(scores.size());
@@ -130,8 +123,7 @@ TEST_CASE("arrays: of a model with gates, against plain loops in double over its
         below.push_back(
             double(std::count_if(o->begin(), o->end(), [=](double x) { return std::fabs(x) < threshold; })) /
             double(o->size()));
-    sizes.push_back(mean_size(l.before, 1)[0]);
-    sizes.push_back(mean_size(l.behind, 1)[0]);
+    append(sizes, {mean_size(l.before, 1)[0], mean_size(l.behind, 1)[0]});
     gate_mean.push_back(mean_of(l.gate));
     append(gate_histogram, histogram(l.gate, 0, 1));
   }
@@ -192,9 +184,8 @@ TEST_CASE("arrays: of a model with a sink, a window and PreAffine, longer than w
 
 namespace {
 
-// The histogram of attention's gate over these logits, in a model of one layer.
-std::vector<float> gate_histogram_of(const std::string& flags, const std::vector<float>& z,
-                                     std::string* range = nullptr) {
+// Of attention's gate over these logits, in a model of one layer.
+Arrays arrays_of_gate(const std::string& flags, const std::vector<float>& z) {
   const ModelConfig config = small_model("--layers=1 --context=1 " + flags);
   ArrayMeter meter(config, Device::cpu);
   const std::vector<float> h(config.hidden);
@@ -202,27 +193,24 @@ std::vector<float> gate_histogram_of(const std::string& flags, const std::vector
     meter.state({h.data(), 1, 1, config.hidden});
     if (meter.layer == 0) meter.gate({config.attention.gate, z.data(), 1, z.size(), 1});
   }
-  const Arrays arrays = meter.result();
-  if (range) *range = arrays.metadata.at("gate_range");
-  return arrays.find("gate_histogram")->values;
+  return meter.result();
 }
 
 }  // namespace
 
 TEST_CASE("arrays: what a histogram of scores covers, and what lies outside", "[arrays]") {
-  std::string range;
-  std::vector<float> shares = gate_histogram_of("--attn=g1", {0, 100, -100, -100}, &range);
-  REQUIRE(range == "[0.0,1.0]");
-  REQUIRE((shares[0] == 0.5f && shares[25] == 0.25f && shares[49] == 0.25f));  // sigmoid(0) is in the upper of two
-
-  shares = gate_histogram_of("--attn=g1 --gate-act=identity", {-7, -0.99f, 0.5f, 90}, &range);
-  REQUIRE(range == "[-1.0,1.0]");
-  REQUIRE((shares[0] == 0.5f && shares[37] == 0.25f && shares[49] == 0.25f));
-
-  gate_histogram_of("--attn=g1 --norm=gated --norm-rank=3 --norm-gate-scale=2", {0}, &range);
-  REQUIRE(range == "[0.0,2.0]");  // of both gates
-  gate_histogram_of("--attn=g1 --norm=gated --norm-rank=3 --norm-gate-act=tanh", {0}, &range);
-  REQUIRE(range == "[-1.0,1.0]");
+  // Logits, the bin of half of their scores, and those of a quarter each. (Ranges are of both gates.)
+  for (const auto& [flags, range, z, bins] :
+       {std::tuple("--attn=g1", "[0.0,1.0]", std::vector<float>{0, 100, -100, -100}, std::array{0, 25, 49}),
+        {"--attn=g1 --gate-act=identity", "[-1.0,1.0]", {-7, -0.99f, 0.5f, 90}, {0, 37, 49}},
+        {"--attn=g1 --norm=gated --norm-rank=3 --norm-gate-scale=2", "[0.0,2.0]", {0, 9, -9, -9}, {0, 12, 24}},
+        {"--attn=g1 --norm=gated --norm-rank=3 --norm-gate-act=tanh", "[-1.0,1.0]", {0, 9, -9, -9}, {25, 37, 49}}}) {
+    INFO(flags);
+    const Arrays arrays = arrays_of_gate(flags, z);
+    const std::vector<float>& shares = arrays.find("gate_histogram")->values;
+    REQUIRE(arrays.metadata.at("gate_range") == range);
+    REQUIRE((shares[bins[0]] == 0.5f && shares[bins[1]] == 0.25f && shares[bins[2]] == 0.25f));
+  }
 }
 
 TEST_CASE("arrays: the loss by position is printed by octaves, in lines that fit", "[arrays]") {
