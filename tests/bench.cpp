@@ -19,8 +19,8 @@
 // build/release/bench --parts: names them
 #include <omp.h>
 
+#include <chrono>
 #include <cstdio>
-#include <ctime>
 #include <fstream>
 #include <functional>
 #include <nlohmann/json.hpp>
@@ -59,12 +59,10 @@
 #include "kernels/short_conv.h"
 #include "kernels/sinks.h"
 #include "kernels/static_gate.h"
-#include "training/flags/command_line.h"
-#include "training/engines.h"
+#include "tests/small_runs.h"
 #include "training/matmul_peak.h"
 #include "training/process/threads.h"
 #include "training/process/version.h"
-#include "training/trainer.h"
 #ifdef __CUDACC__
 #include <cublas_v2.h>
 #else
@@ -698,44 +696,32 @@ void bench_gated_delta(Context& ctx, const Ceilings& ceilings) {
 // GPT-2 124M with whole batches, which wants a GPU.
 template <bool gpt2>
 void bench_training(Context& ctx, const Ceilings&) {
-  struct Run {
-    Config config;
-    Context ctx;  // with scratch as its model has planned
-    Data data;
-    TokenLoader loader;
-    Trainer trainer;
-    explicit Run(const std::string& flags)
-        : config(config_of_flags(flags)),
-          ctx(device),
-          data(open_data(config.data)),
-          loader(data, {config.batch, config.model.context, config.micro_batches}, config.seed),
-          trainer(with_vocab(config, data), loader, ctx) {
+  struct Measured {
+    Context ctx{device};  // with scratch as its model has planned
+    std::optional<Run> run;
+    explicit Measured(const std::string& flags) {
+      Config config = config_of_flags(flags);
+      config.model.vocab = std::max(config.model.vocab, open_data(config.data).train->vocab());
       config.mma = usual_mma();
       use_engines(ctx, config);
-    }
-    static Config& with_vocab(Config& c, const Data& data) {
-      c.model.vocab = std::max(c.model.vocab, data.train->vocab());
-      return c;
+      run.emplace(config, ctx);
     }
   };
   const double peaks[] = {measured_matmul_peak(Storage::fp32, ctx), measured_matmul_peak(Storage::bf16, ctx)};
   auto compare = [&](const std::string& sizes, const std::vector<std::string>& variants, double budget) {
-    std::vector<std::unique_ptr<Run>> runs;
+    std::vector<std::unique_ptr<Measured>> runs;
     std::vector<std::function<void()>> steps;
     for (const std::string& v : variants) {
-      runs.push_back(std::make_unique<Run>("--data=bigram-backcopy " + sizes + " " + v));
-      steps.push_back([run = runs.back().get()] {
-        training_step(run->trainer);
-        run->trainer.next_result();  // waits
-      });
+      runs.push_back(std::make_unique<Measured>("--data=bigram-backcopy " + sizes + " " + v));
+      steps.push_back([&run = *runs.back()->run] { run.steps(1); });
     }
     const std::vector<double> seconds = best_seconds(steps, budget);
     printf("\ntraining %s\n%-42s %10s %10s %10s %12s\n", sizes.c_str(), "", "tok/s", "ms a step", "of matmul",
            "beside first");
     for (size_t i = 0; i < runs.size(); i++) {
-      Trainer& t = runs[i]->trainer;
+      Trainer& t = runs[i]->run->trainer;
       const double rate = double(t.tokens_per_step()) / seconds[i], cost = seconds[i] / seconds[0] - 1,
-                   share = rate * t.model.flops_per_token(runs[i]->config.model.context) /
+                   share = rate * t.model.flops_per_token(t.model.config.context) /
                            peaks[t.model.config.storage == Storage::bf16];
       tell(format("%-42s %10.0f %10.1f %8.0f %% %+10.1f %%", variants[i].empty() ? "(plain)" : variants[i].c_str(),
                   rate, seconds[i] * 1e3, 100 * share, 100 * cost),
@@ -829,13 +815,6 @@ std::string names_of_parts() {
   return names;
 }
 
-std::string today() {  // as 2026-11-21, in universal time
-  const std::time_t now = std::time(nullptr);
-  char text[16];
-  std::strftime(text, sizeof text, "%F", std::gmtime(&now));
-  return text;
-}
-
 }  // namespace
 
 int main(int argc, char** argv) try {
@@ -855,9 +834,11 @@ int main(int argc, char** argv) try {
   printf("%s", name_of(device));
   if (device == Device::cpu) printf(", %d threads, FMA peak %.1f GFLOP/s", omp_get_max_threads(), ceilings.fma * 1e-9);
   printf(", copy %.1f GB/s\n", ceilings.copy * 1e-9);
+  // (in universal time)
+  const std::chrono::year_month_day today = std::chrono::floor<std::chrono::days>(std::chrono::system_clock::now());
   results = {{"device", name_of(device)},
              {"cpu", cpu_model()},
-             {"date", today()},
+             {"date", format("%d-%02u-%02u", int(today.year()), unsigned(today.month()), unsigned(today.day()))},
              {"threads", omp_get_max_threads()},
              {"fma_peak_gflops", ceilings.fma * 1e-9},
              {"copy_gb_per_s", ceilings.copy * 1e-9},

@@ -36,6 +36,12 @@ std::string bytes_of(const std::vector<T>& values) {
   return std::string(reinterpret_cast<const char*>(values.data()), values.size() * sizeof(T));
 }
 
+inline std::vector<float> floats_in(const Tensor& t) {
+  std::vector<float> values(t.bytes.size() / sizeof(float));
+  std::memcpy(values.data(), t.bytes.data(), t.bytes.size());
+  return values;
+}
+
 // The models of tests/fixtures/hf_models.json.
 inline const json& hf_models() {
   static const json fixtures = read_fixtures("hf_models.json");
