@@ -202,7 +202,7 @@ TEST_CASE("arrays: what a histogram of scores covers, and what lies outside", "[
   // Logits, the bin of half of their scores, and those of a quarter each. (Ranges are of both gates.)
   for (const auto& [flags, range, z, bins] :
        {std::tuple("--attn=g1", "[0.0,1.0]", std::vector<float>{0, 100, -100, -100}, std::array{0, 25, 49}),
-        {"--attn=g1 --gate-act=identity --norm=gated --norm-rank=3 --norm-gate-scale=0.5",
+        {"--attn=g1 --gate-act=identity --norm=gated --norm-gate-scale=0.5",
          "[-1.0,1.0]",
          {-7, -0.99f, 0.5f, 90},
          {0, 37, 49}},
