@@ -36,6 +36,15 @@ std::string trained(const Folder& f, const std::string& command) {
   return fingerprint_of(ended(f.run(command)));
 }
 
+// What a run says that ends in one error.
+std::string failed(const Folder& f, const std::string& command) {
+  const Said said = f.run(command);
+  INFO(said.text);
+  REQUIRE(said.exit_code != 0);
+  REQUIRE(count(said.text, "error: ") == 1);
+  return said.text;
+}
+
 // Sends a signal to rank 1 of the run in this folder.
 std::string to_rank_1(const std::string& signal) {
   return "kill -" + signal +
@@ -560,11 +569,7 @@ TEST_CASE("ranks: what cannot run is refused in a line", "[ranks][mpirun]") {
   const Folder f;
   const std::string four = size + "--micro-batches=4 ", two = size + "--micro-batches=2 ";
   const auto refused = [&](const std::string& ranks_and_flags, const std::string& named) {
-    const Said said = f.run(ranks_and_flags);
-    INFO(said.text);
-    REQUIRE(said.exit_code != 0);
-    REQUIRE(count(said.text, "error: ") == 1);
-    REQUIRE(contains(said.text, named));
+    REQUIRE(says(failed(f, ranks_and_flags), {named}));
   };
   refused(launch(4) + two, "--batch=1 --micro-batches=4 makes the same tokens a step");
   refused(launch(3) + four, "4 slices of a step");
@@ -584,11 +589,9 @@ TEST_CASE("ranks: a disk that fills up, or data that goes away on one, ends all,
   const std::string run = size + "--micro-batches=2 --val-every=0 ";
   const std::string whole = trained(f, "{repo}/train " + run + "--out=whole");
   const auto ends = [&](const std::string& command, const std::string& why) {
-    const Said said = f.run(command);
-    INFO(said.text);
-    REQUIRE(said.exit_code != 0);
-    REQUIRE(count(said.text, "error: ") == 1);
-    REQUIRE(matches(said.text, "error: rank " + why + "[^\n]*\n").size() == 1);
+    const std::string said = failed(f, command);
+    INFO(said);
+    REQUIRE(matches(said, "error: rank " + why + "[^\n]*\n").size() == 1);
   };
   for (const char* name : {"a/x.bin", "b/x.bin"}) f.write(name, shard_of(std::vector<uint16_t>(400000, 7)));
   const std::string reads =
