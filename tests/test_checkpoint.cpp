@@ -281,8 +281,6 @@ TEST_CASE("checkpoint: one changed, missing or extra byte anywhere, and the file
   CHECK(refused(replaced(R"("gated.format")", R"("other.format")")));
   CHECK(refused(replaced(R"("gated.checksum")", R"("other.checksum")")));
   CHECK(refused(replaced(R"("gated.fingerprint")", R"("other.fingerprint")")));
-  folder.write("bad", replaced(R"("gated.format":"1")", R"("gated.format":"2")"));
-  CHECK_REFUSED(Checkpoint(folder / "bad"), "format \"2\", expected 1");
 }
 
 TEST_CASE("checkpoint: a safetensors file of another program gives weights and no training state", "[checkpoint]") {
