@@ -35,13 +35,11 @@ struct Fault {
   const void* pc;
 };
 
-// What is heard now: the arrays, the faults, one of each line, and how many; the sectors that warps ask for, where
-// these are counted.
+// What is heard now: the arrays, the faults, one of each line; the sectors that warps ask for, where these are counted.
 struct {
   const std::vector<std::unique_ptr<Tried>>* arrays = nullptr;
   const std::vector<std::pair<const void*, size_t>>* others = nullptr;
   std::vector<Fault> faults;
-  size_t count = 0;
   const void* last = nullptr;
   bool counting = false;
   std::map<std::pair<unsigned, const void*>, unsigned> turns;  // of a thread at a line: how often it came by
@@ -87,7 +85,6 @@ void hear(uintptr_t address, size_t bytes, bool write, const void* pc) {
     if (address + bytes <= begin - room || address >= end + room) continue;
     if (heard.counting) count(address, bytes, pc);
     const auto fault = [&](int64_t element, bool outside) {
-      heard.count++;
       const bool known = std::any_of(heard.faults.begin(), heard.faults.end(),
                                      [&](const Fault& f) { return f.pc == pc && f.array == array.get(); });
       if (!known) heard.faults.push_back({array.get(), element, write, outside, blockIdx, threadIdx, pc});
@@ -214,10 +211,10 @@ Difference difference(const Tried& a) {
   return {Verdict::wrong, text};
 }
 
-std::string list(const std::vector<std::string>& all, size_t count) {
+std::string list(const std::vector<std::string>& all) {
   std::string text;
   for (size_t i = 0; i < std::min(all.size(), told); i++) text += "\n  " + all[i];
-  if (count > told) text += format("\n  and more: %zu in all", count);
+  if (all.size() > told) text += format("\n  and more: %zu in all", all.size());
   return text;
 }
 
@@ -301,7 +298,6 @@ void Try::run_once(const std::function<void()>& launches) {
     }
   }
   heard.faults.clear();
-  heard.count = 0;
   simt::shadow::listener = hear;
   heard.arrays = &arrays;
   heard.others = &others;
@@ -325,24 +321,21 @@ void Try::judge(const std::function<void()>& launches) {
       refusal = e.what();
     }
     // A fault in memory comes first: others may follow from it.
-    std::vector<std::string> outside, unwritten;
+    std::vector<std::string> outside, unordered, unwritten;
     for (const Fault& f : heard.faults) (f.outside ? outside : unwritten).push_back(in_words(f));
     const std::vector<std::string>& races = simt::races();
-    std::vector<std::string> past, unordered, not_written;
     for (const std::string& race : races) {
       const auto says = [&](const char* words) { return race.find(words) != race.npos; };
-      (says(" past the ") ? past : says("written yet") ? not_written : unordered).push_back(race);
+      (says(" past the ") ? outside : says("written yet") ? unwritten : unordered).push_back(race);
     }
-    outside.insert(outside.end(), past.begin(), past.end());
-    unwritten.insert(unwritten.end(), not_written.begin(), not_written.end());
     if (!outside.empty())
-      over = say(Verdict::outside, "out of bounds:" + list(outside, outside.size()));
+      over = say(Verdict::outside, "out of bounds:" + list(outside));
     else if (!unordered.empty())
-      over = say(Verdict::race, "a race, or a barrier that is missing:" + list(unordered, unordered.size()));
+      over = say(Verdict::race, "a race, or a barrier that is missing:" + list(unordered));
     else if (!refusal.empty() && races.empty())
       over = say(Verdict::refused, "the emulator stops:\n  " + refusal);
     else if (!unwritten.empty())
-      over = say(Verdict::unwritten, "a read of what nobody has written:" + list(unwritten, unwritten.size()));
+      over = say(Verdict::unwritten, "a read of what nobody has written:" + list(unwritten));
     if (over) return;
 
     for (const auto& array : arrays) {
