@@ -2,8 +2,6 @@
 // bit, with rings that wrap, sinks, sigmoid scores and grouped heads.
 #include "kernels/decode/cached_attention_bf16.h"
 
-#include <algorithm>
-
 #include "tests/attention_cases.h"
 
 using namespace gated;
