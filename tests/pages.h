@@ -19,40 +19,26 @@ inline std::vector<std::string> pages() {
   return all;
 }
 
+// A page in turns: its text, what stands between ``` and ```, its text, and so on.
+inline std::vector<std::string> text_and_code(const std::string& page) {
+  return pieces("\n" + contents(page), "\n```");
+}
+
 // The lines of a page that stand between ```sh and ```.
 inline std::vector<std::string> shell_lines(const std::string& page) {
-  std::vector<std::string> lines;
-  bool shell = false;
-  for (const std::string& line : lines_of(contents(page))) {
-    if (line.starts_with("```"))
-      shell = line == "```sh";
-    else if (shell)
-      lines.push_back(line);
-  }
-  return lines;
+  const std::vector<std::string> parts = text_and_code(page);
+  std::string shell;
+  for (size_t i = 1; i < parts.size(); i += 2)
+    if (parts[i].starts_with("sh\n")) shell += parts[i].substr(3) + "\n";
+  return lines_of(shell);
 }
 
 // A page without what stands between ``` and ```.
 inline std::string prose(const std::string& page) {
+  const std::vector<std::string> parts = text_and_code(page);
   std::string kept;
-  bool code = false;
-  for (const std::string& line : lines_of(contents(page))) {
-    if (line.starts_with("```"))
-      code = !code;
-    else if (!code)
-      kept += line + "\n";
-  }
+  for (size_t i = 0; i < parts.size(); i += 2) kept += parts[i] + "\n";
   return kept;
-}
-
-// What stands between `open` and `close` from `at` on, and moves `at` after it; "" where there is none.
-inline std::string next_between(const std::string& text, const std::string& open, const std::string& close,
-                                size_t& at) {
-  const size_t begin = text.find(open, at);
-  const size_t end = begin == std::string::npos ? begin : text.find(close, begin + open.size());
-  if (end == std::string::npos) return "";
-  at = end + close.size();
-  return text.substr(begin + open.size(), end - begin - open.size());
 }
 
 }  // namespace gated

@@ -224,10 +224,8 @@ TEST_CASE("flags: every ./train of the pages is accepted", "[readme]") {
   size_t commands = 0;
   for (const std::string& page : pages()) {
     std::vector<std::string> lines = shell_lines(page);
-    size_t at = 0;
-    const std::string text = prose(page);  // in its sentences, S stands for a number and B for another
-    for (std::string span; !(span = next_between(text, "`./train", "`", at)).empty();)
-      lines.push_back("./train" + replaced(span, "=[SB]( |$)", "=1$1"));
+    for (const auto& span : matches(prose(page), "`(\\./train[^`]+)`"))
+      lines.push_back(replaced(span[1], "=[SB]( |$)", "=1$1"));  // S stands for a number in a sentence, B for another
     for (const std::string& line : lines) {
       const size_t begin = line.find("./train ");
       if (begin == std::string::npos) continue;

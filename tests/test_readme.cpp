@@ -4,10 +4,8 @@
 // tables of docs/performance.md. (The flags in their commands and tables, and docs/flags.md: tests/test_flags.cpp. The
 // fingerprints: tests/test_golden.cpp.)
 #include <cctype>
-#include <cstdio>
 #include <cstdlib>
 
-#include "tests/catch.h"
 #include "tests/pages.h"
 #include "tests/script.h"
 
@@ -19,27 +17,11 @@ namespace {
 // there for the second time gets -1.
 std::set<std::string> anchors(const std::string& page) {
   std::set<std::string> all;
-  for (const std::string& line : lines_of(prose(page))) {
-    if (!line.starts_with("#")) continue;
-    std::string anchor;
-    for (unsigned char c : line.substr(line.find_first_not_of("# ")))
-      if (std::isalnum(c) || c == '-' || c == '_' || c >= 0x80)
-        anchor += char(std::tolower(c));
-      else if (c == ' ')
-        anchor += '-';
+  for (const auto& heading : matches("\n" + prose(page), "\n#+ ([^\n]*)")) {
+    std::string anchor = replaced(replaced(heading[1], "(?![-_])[[:punct:]]", ""), " ", "-");
+    std::ranges::transform(anchor, anchor.begin(), [](unsigned char c) { return std::tolower(c); });
     std::string unique = anchor;
     for (int n = 1; !all.insert(unique).second; n++) unique = anchor + "-" + std::to_string(n);
-  }
-  return all;
-}
-
-// What a page links to, as it is written there.
-std::vector<std::string> links(const std::string& page) {
-  const std::string text = prose(page);
-  std::vector<std::string> all;
-  for (const auto& [open, close] : {std::pair("](", ")"), std::pair("src=\"", "\"")}) {
-    size_t at = 0;
-    for (std::string target; !(target = next_between(text, open, close, at)).empty();) all.push_back(target);
   }
   return all;
 }
@@ -62,23 +44,21 @@ const std::set<std::string> made_by_a_walk = {"kernels/muon.cu",
 
 TEST_CASE("readme: what a page quotes from a file stands in that file", "[readme]") {
   size_t quotes = 0;
-  for (const std::string& page : pages()) {
-    const std::string text = contents(page);
-    size_t at = 0;
-    for (std::string path; !(path = next_between(text, "<!-- from ", " -->", at)).empty(); quotes++) {
-      const std::string quote = next_between(text, "```cpp\n", "```\n", at);
-      INFO(page << ", from " << path << "\n" << quote);
-      REQUIRE(quote.size() > 40);
-      REQUIRE(contains(contents(path), quote));
+  for (const std::string& page : pages())
+    for (const auto& found : matches(contents(page), "<!-- from (.*) -->\n*```cpp\n([^]*?)```\n")) {
+      quotes++;
+      INFO(page << ", " << found[0]);
+      REQUIRE(found[2].size() > 40);
+      REQUIRE(contains(contents(found[1]), found[2]));
     }
-  }
   REQUIRE(quotes >= 3);
 }
 
 TEST_CASE("readme: every link of a page leads to a file, and to a heading where it names one", "[readme]") {
   size_t files = 0, headings = 0;
   for (const std::string& page : pages())
-    for (const std::string& target : links(page)) {
+    for (const auto& link : matches(prose(page), "(\\]\\(|src=\")([^)\"]+)")) {
+      const std::string target = link[2];
       if (target.starts_with("http")) continue;
       INFO(page << " links to " << target);
       const std::string path = path_of(page, target);
@@ -129,10 +109,8 @@ TEST_CASE("readme: every script and every target of make that a page asks for is
   };
   for (const std::string& page : pages()) {
     for (const std::string& line : shell_lines(page)) look(page, line);
-    const std::string text = prose(page);
-    size_t at = 0;
-    for (std::string span; !(span = next_between(text, "`", "`", at)).empty();)
-      if (span.find('\n') == std::string::npos) look(page, "`" + span);
+    for (const auto& span : matches(prose(page), "(`[^`]+)`"))
+      if (!contains(span[1], "\n")) look(page, span[1]);
   }
   REQUIRE(scripts > 30);
   REQUIRE(targets > 15);
@@ -192,24 +170,17 @@ TEST_CASE("readme: the glossary quotes the line that defines a word", "[readme]"
 
 // "14.3" as a table that counts in shares has it: "0.143".
 static std::string as_share(const std::string& percent) {
-  const size_t point = percent.find('.');
-  const size_t decimals = point == std::string::npos ? 0 : percent.size() - point - 1;
-  char text[32];
-  snprintf(text, sizeof text, "%.*f", int(decimals + 2), std::stod(percent) / 100);
-  return text;
+  const size_t decimals = pieces(percent + ".", ".")[1].size();
+  return format("%.*f", int(decimals + 2), std::stod(percent) / 100);
 }
 
 TEST_CASE("readme: what a claim came to is what its table in results/ says", "[readme]") {
   const std::string number = "[+-]?[0-9]+(\\.[0-9]+)?( ± [0-9]+(\\.[0-9]+)?)?";
   size_t rows = 0, numbers = 0;
-  bool table = false;
-  for (std::string line : lines_of(contents("docs/claims.md"))) {
-    if (!line.starts_with("|")) table = false;
-    const bool heading = line.starts_with("| what the papers say |");
-    if (heading || (table && line.starts_with("|---"))) table = true;
-    if (!table || heading || line.starts_with("|---")) continue;
+  const std::string table = between(
+      contents("docs/claims.md"), "\n| what the papers say | theirs | minutes | hours |\n|---|---|---|---|\n", "\n\n");
+  for (const std::string& line : lines_of(replaced(table, "−", "-"))) {
     INFO(line);
-    for (size_t at; (at = line.find("−")) != std::string::npos;) line.replace(at, 3, "-");
     const auto named = matches(line, "results/([a-z0-9-]+)\\.(minutes|hours)\\.md");
     REQUIRE(!named.empty());
     const std::vector<std::string> cells = pieces(replaced(line, "\\\\\\|", "/"), "|");
@@ -218,10 +189,9 @@ TEST_CASE("readme: what a claim came to is what its table in results/ says", "[r
       const std::string page = contents("results/" + named[0][1] + "." + scale + ".md");
       for (const auto& match : matches(cells[column], number)) {
         numbers++;
-        const std::string found = match[0], other = found.substr(0, found.find(" ±"));
-        const size_t spread = found.find("± ");
-        const std::string share =
-            as_share(other) + (spread == std::string::npos ? "" : " ± " + as_share(found.substr(spread + 3)));
+        const std::string found = match[0];
+        std::string share;
+        for (const std::string& piece : pieces(found, " ± ")) share += (share.empty() ? "" : " ± ") + as_share(piece);
         INFO(scale << ": " << found);
         REQUIRE(
             (contains(page, " " + found + " ") || contains(page, found + " %") || contains(page, " " + share + " ")));
