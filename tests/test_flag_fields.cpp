@@ -15,79 +15,73 @@ struct Row {
   std::function<bool(const Config&)> arrived;
 };
 
-#define FIELD(word, room, condition) all.push_back({word, room, [](const Config& c) { return condition; }})
+#define FIELD(word, room, condition) table.push_back({word, room, [](const Config& c) { return condition; }})
 // A flag of two values, of which the second makes the field true.
 #define EITHER(flag, no, yes, room, field) \
   FIELD(flag "=" no, room, !field);        \
   FIELD(flag "=" yes, room, field)
 // Every named value of a flag: the field's value of the same name.
-#define NAMED(flag, room, field, ...)                                                                          \
+#define NAMED(flag, room, type, field, ...)                                                                    \
   do {                                                                                                         \
-    using E = std::remove_cvref_t<decltype(field)>;                                                            \
-    for (const auto& [name, value] : std::vector<std::pair<std::string, E>>{__VA_ARGS__})                      \
-      all.push_back({flag + ("=" + name), room, [value = value](const Config& c) { return field == value; }}); \
+    using enum type;                                                                                           \
+    const std::vector<std::string> names = pieces(replaced(#__VA_ARGS__, "_", "-"), ", ");                     \
+    for (size_t i = 0; const type value : {__VA_ARGS__})                                                       \
+      table.push_back({flag + ("=" + names[i++]), room, [value](const Config& c) { return field == value; }}); \
   } while (0)
 
 std::vector<Row> all_rows() {
-  std::vector<Row> all;
-  const Config c;  // for the types of its fields
+  std::vector<Row> table;
   FIELD("--preset=gpt2-124m", "", c.preset == "gpt2-124m" && c.model.layers == 12);
   FIELD("--params=900000", "", c.params == 900000);
   FIELD("--match-params=--attn=g1", "", c.match_params == "--attn=g1");
   FIELD("--describe", "", c.describe);
-  NAMED("--norm", "", c.model.norm.kind, {"rmsnorm", E::rmsnorm}, {"layernorm", E::layernorm}, {"dyt", E::dyt},
-        {"preaffine", E::preaffine}, {"gated", E::gated}, {"gated-dyt", E::gated_dyt}, {"none", E::none});
-  NAMED("--norm-placement", "", c.model.placement, {"pre", E::pre}, {"post", E::post}, {"sandwich", E::sandwich});
+  NAMED("--norm", "", NormKind, c.model.norm.kind, rmsnorm, layernorm, dyt, preaffine, gated, gated_dyt, none);
+  NAMED("--norm-placement", "", NormPlacement, c.model.placement, pre, post, sandwich);
   FIELD("--norm-eps=0.25", "", c.model.norm.eps == 0.25f);
   EITHER("--norm-weight", "plain", "zero-centred", "", c.model.norm.zero_centred);
   FIELD("--norm-rank=7", "--norm=gated", c.model.norm.gate.rank == 7);
-  NAMED("--norm-gate", "--norm=gated", c.model.norm.gate.score, {"elementwise", E::elementwise},
-        {"tensorwise", E::tensorwise});
-  NAMED("--norm-gate-act", "--norm=gated", c.model.norm.gate.op.act, {"sigmoid", E::sigmoid}, {"tanh", E::tanh},
-        {"silu", E::silu}, {"identity", E::identity});
+  NAMED("--norm-gate", "--norm=gated", NormGateScore, c.model.norm.gate.score, elementwise, tensorwise);
+  NAMED("--norm-gate-act", "--norm=gated", Activation, c.model.norm.gate.op.act, sigmoid, tanh, silu, identity);
   EITHER("--norm-gate-init", "normal", "zero", "--norm=gated", c.model.norm.gate.zero_init);
   FIELD("--norm-gate-scale=3", "--norm=gated", c.model.norm.gate.op.scale == 3);
   FIELD("--dyt-alpha=0.2", "--norm=dyt", c.model.norm.dyt_alpha == 0.2 && c.model.dyt_alpha_attention == 0.2);
   FIELD("--dyt-alpha=0.2,0.8", "--norm=dyt", c.model.norm.dyt_alpha == 0.2 && c.model.dyt_alpha_attention == 0.8);
-  NAMED("--mixer", "", c.model.mixer, {"attention", E::attention}, {"gated-delta", E::gated_delta});
+  NAMED("--mixer", "", MixerKind, c.model.mixer, attention, gated_delta);
   FIELD("--mixer=hybrid", "", c.model.mixer == MixerKind::hybrid && c.model.attention_every == 4);
   FIELD("--attention-every=3", "--mixer=hybrid", c.model.attention_every == 3);
-  NAMED("--delta", "--mixer=hybrid", c.model.linear.form, {"recurrent", E::recurrent}, {"chunk", E::chunk});
-  NAMED("--attn", "", c.model.attention.gate_at, {"full", E::none}, {"g1", E::g1}, {"g2", E::g2}, {"g3", E::g3},
-        {"g4", E::g4}, {"g5", E::g5});
-  NAMED("--gate", "--attn=g1", c.model.attention.gate.kind, {"elementwise", E::elementwise}, {"headwise", E::headwise},
-        {"shared", E::shared}, {"static", E::static_});
+  NAMED("--delta", "--mixer=hybrid", DeltaForm, c.model.linear.form, recurrent, chunk);
+  NAMED("--attn", "", GatePosition, c.model.attention.gate_at, g1, g2, g3, g4, g5);
+  FIELD("--attn=full", "", c.model.attention.gate_at == GatePosition::none);
+  NAMED("--gate", "--attn=g1", GateKind, c.model.attention.gate.kind, elementwise, headwise, shared);
+  FIELD("--gate=static", "--attn=g1", c.model.attention.gate.kind == GateKind::static_);
   EITHER("--gate-op", "mul", "add", "--attn=g1", c.model.attention.gate.op.additive);
-  NAMED("--gate-act", "--attn=g1", c.model.attention.gate.op.act, {"sigmoid", E::sigmoid}, {"silu", E::silu},
-        {"ns-sigmoid", E::ns_sigmoid}, {"identity", E::identity});
+  NAMED("--gate-act", "--attn=g1", Activation, c.model.attention.gate.op.act, sigmoid, silu, ns_sigmoid, identity);
   FIELD("--head-experts=3", "", c.model.attention.head_experts.E == 3);
   FIELD("--head-experts-per-token=2", "--head-experts=3", c.model.attention.head_experts.k == 2);
-  NAMED("--head-experts-of", "--head-experts=3", c.model.attention.head_experts.of, {"v", E::v}, {"kv", E::kv});
-  NAMED("--attn-score", "", c.model.attention.score, {"softmax", E::softmax}, {"sigmoid", E::sigmoid});
-  NAMED("--attn-sink", "", c.model.attention.sink, {"none", E::none}, {"learned", E::learned}, {"kv-bias", E::kv_bias});
-  NAMED("--sdpa-out", "", c.model.attention.sdpa_out, {"plain", E::plain}, {"groupnorm", E::groupnorm},
-        {"silu", E::silu});
+  NAMED("--head-experts-of", "--head-experts=3", HeadExpertsOf, c.model.attention.head_experts.of, v, kv);
+  NAMED("--attn-score", "", AttentionScore, c.model.attention.score, softmax, sigmoid);
+  NAMED("--attn-sink", "", AttentionSink, c.model.attention.sink, none, learned, kv_bias);
+  NAMED("--sdpa-out", "", SdpaOut, c.model.attention.sdpa_out, plain, groupnorm, silu);
   FIELD("--window=11", "", c.model.attention.window == 11);
-  NAMED("--window-layers", "--window=11", c.model.window_layers, {"all", E::all}, {"even", E::even},
-        {"not-nth", E::not_nth});
+  NAMED("--window-layers", "--window=11", WindowLayers, c.model.window_layers, all, even, not_nth);
   FIELD("--full-every=3", "--window=11 --window-layers=not-nth", c.model.full_every == 3);
   FIELD("--score-dim=9", "", c.model.attention.score_dim == 9);
   EITHER("--qk-norm", "off", "on", "", c.model.attention.qk_norm);
-  NAMED("--attn-bias", "", c.model.attention.bias, {"none", E::none}, {"qkv", E::qkv}, {"all", E::all});
-  NAMED("--position", "", c.model.position, {"rope", E::rope}, {"learned", E::learned}, {"none", E::none});
+  NAMED("--attn-bias", "", AttentionBias, c.model.attention.bias, none, qkv, all);
+  NAMED("--position", "", Position, c.model.position, rope, learned, none);
   FIELD("--rope-theta=500", "", c.model.rope_theta == 500);
   FIELD("--rope-fraction=0.5", "", c.model.rope_fraction == 0.5 && c.model.rope_dims() == 16);
   FIELD("--rope-scaling=llama3,8,8192,2,5", "",
         (c.model.rope_scaling == RopeScaling{RopeScaling::Kind::llama3, 8, 8192, 2, 5}));
   FIELD("--window-rope-theta=500", "--window=11", c.model.window_rope_theta == 500);
-  NAMED("--ffn", "", c.model.ffn.kind, {"swiglu", E::swiglu}, {"glu", E::glu}, {"geglu", E::geglu},
-        {"swiglu-clamped", E::swiglu_clamped}, {"gelu", E::gelu}, {"relu2", E::relu2}, {"polynorm", E::polynorm});
-  NAMED("--gelu", "--ffn=gelu", c.model.ffn.gelu, {"tanh", E::gelu_tanh}, {"erf", E::gelu_erf});
+  NAMED("--ffn", "", FfnKind, c.model.ffn.kind, swiglu, glu, geglu, swiglu_clamped, gelu, relu2, polynorm);
+  FIELD("--gelu=tanh", "--ffn=gelu", c.model.ffn.gelu == Activation::gelu_tanh);
+  FIELD("--gelu=erf", "--ffn=gelu", c.model.ffn.gelu == Activation::gelu_erf);
   FIELD("--ffn-bias", "", c.model.ffn.bias);
   FIELD("--tied=off", "", !c.model.tied);
   FIELD("--embedding-scale", "", c.model.embedding_scale);
   FIELD("--embedding-factor=3.5", "", c.model.embedding_factor == 3.5f);
-  NAMED("--init", "", c.model.init.kind, {"plain", E::plain}, {"depth-scaled", E::depth_scaled}, {"fan-in", E::fan_in});
+  NAMED("--init", "", InitRule::Kind, c.model.init.kind, plain, depth_scaled, fan_in);
   FIELD("--init-std=0.5", "", c.model.init.std == 0.5);
   EITHER("--residual", "off", "on", "", c.model.residual);
   FIELD("--clip-residual=17", "", c.model.clip_residual == 17);
@@ -102,8 +96,7 @@ std::vector<Row> all_rows() {
   EITHER("--router-renormalise", "off", "on", "--experts=6", c.model.moe.renormalise);
   EITHER("--router-bias", "off", "on", "--experts=6", c.model.moe.router_bias);
   FIELD("--balance-loss=0.25", "--experts=6", c.model.moe.balance == 0.25f);
-  NAMED("--balance-over", "--experts=6", c.model.moe.balance_over, {"global", E::global},
-        {"micro-batch", E::micro_batch});
+  NAMED("--balance-over", "--experts=6", BalanceOver, c.model.moe.balance_over, global, micro_batch);
   FIELD("--z-loss=0.5", "--experts=6", c.model.moe.z == 0.5f);
   FIELD("--layers=3", "", c.model.layers == 3);
   FIELD("--hidden=52", "", c.model.hidden == 52);
@@ -124,25 +117,26 @@ std::vector<Row> all_rows() {
   FIELD("--seed=18446744073709551615", "", c.seed == UINT64_MAX && c.data.seed == UINT64_MAX);
   FIELD("--steps=500", "", c.steps == 500 && c.schedule.steps == 500);
   FIELD("--batch=5", "", c.batch == 5);
-  NAMED("--transport", "", c.transport, {"mpi", E::mpi}, {"nccl", E::nccl}, {"auto", E::automatic});
+  NAMED("--transport", "", TransportChoice, c.transport, mpi, nccl);
+  FIELD("--transport=auto", "", c.transport == TransportChoice::automatic);
   FIELD("--ranks=4", "--describe --micro-batches=4", c.ranks == 4);
   FIELD("--micro-batches=6", "", c.micro_batches == 6);
   FIELD("--slices=3", "--micro-batches=6", c.slices == 3);
   FIELD("--lr=0.5", "", c.schedule.peak == 0.5f);
   FIELD("--min-lr=0.00025", "", c.schedule.final == 0.00025f);
   FIELD("--warmup=7", "", c.schedule.warmup == 7);
-  NAMED("--schedule", "", c.schedule.kind, {"cosine", E::cosine}, {"wsd", E::wsd});
+  NAMED("--schedule", "", ScheduleKind, c.schedule.kind, cosine, wsd);
   FIELD("--decay=7", "--schedule=wsd", c.schedule.decay == 7);
   FIELD("--beta1=0.75", "", c.adamw.beta1 == 0.75f);
   FIELD("--beta2=0.5", "", c.adamw.beta2 == 0.5f);
   FIELD("--adam-eps=0.125", "", c.adamw.epsilon == 0.125f);
   FIELD("--weight-decay=0.375", "", c.adamw.weight_decay == 0.375f);
   FIELD("--clip=2.5", "", c.clip == 2.5f);
-  NAMED("--precision", "", c.model.storage, {"fp32", E::fp32}, {"bf16", E::bf16});
-  NAMED("--recompute", "", c.model.recompute, {"none", E::none}, {"light", E::light}, {"full", E::full});
+  NAMED("--precision", "", Storage, c.model.storage, fp32, bf16);
+  NAMED("--recompute", "", Recompute, c.model.recompute, none, light, full);
   FIELD("--graph", "", c.graph);
   EITHER("--graph", "off", "on", "", c.graph);
-  NAMED("--mma", "--precision=bf16", c.mma, {"hopper", E::hopper}, {"ampere", E::ampere});
+  NAMED("--mma", "--precision=bf16", MmaArithmetic, c.mma, hopper, ampere);
   EITHER("--matmul", "exact", "cublas", "", c.cublas);
   FIELD("--tf32", "--matmul=cublas", c.tf32);
   FIELD("--val-every=23", "", c.val_every == 23);
@@ -164,14 +158,15 @@ std::vector<Row> all_rows() {
   FIELD("--evaluate", "--out=folder", c.evaluate);
   FIELD("--yarn=4", "--evaluate --out=folder", c.model.yarn == 4);
   FIELD("--quantize=none", "--evaluate --out=folder", !c.quantize);
-  NAMED("--quantize", "--evaluate --out=folder", c.quantize.value(), {"fp8-w8a8", E::fp8}, {"nvfp4-w4a4", E::nvfp4});
+  FIELD("--quantize=fp8-w8a8", "--evaluate --out=folder", c.quantize.value() == QuantizedFormat::fp8);
+  FIELD("--quantize=nvfp4-w4a4", "--evaluate --out=folder", c.quantize.value() == QuantizedFormat::nvfp4);
   FIELD("--smoothquant=0.25", "--evaluate --out=folder --quantize=fp8-w8a8", c.smoothquant == 0.25);
-  NAMED("--probe", "--evaluate --out=folder --data=recall", c.probe, {"none", E::none}, {"retrieval", E::retrieval});
+  NAMED("--probe", "--evaluate --out=folder --data=recall", Probe, c.probe, none, retrieval);
   FIELD("--choices=file.bin", "--evaluate --out=folder", c.choices == "file.bin");
-  NAMED("--device", "", c.device, {"auto", E::automatic}, {"cpu", E::cpu}, {"cuda", E::cuda},
-        {"emulated", E::emulated});
+  NAMED("--device", "", DeviceChoice, c.device, cpu, cuda, emulated);
+  FIELD("--device=auto", "", c.device == DeviceChoice::automatic);
   FIELD("--threads=3", "", c.threads == 3);
-  return all;
+  return table;
 }
 const std::vector<Row> rows = all_rows();
 
