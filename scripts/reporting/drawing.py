@@ -9,7 +9,7 @@ from matplotlib.lines import Line2D
 from matplotlib.ticker import FuncFormatter, LogLocator, MaxNLocator
 
 from plots import drawn
-from reporting.catalogue import SECTIONS, Lines
+from reporting.catalogue import SECTIONS
 from reporting.figures import look_of
 
 WIDTH, LEFT, RIGHT, TOP, BOTTOM = 2.1, 0.5, 0.09, 0.06, 0.36  # inches: a part of a column, and the margins of its axes
@@ -32,17 +32,17 @@ def svg(figure, in_page=False):
 
 
 def has_any(figure, runs):
-    return any(suited(what, runs) for what in getattr(figure, "parts", [figure]))
+    return any(suited(part, runs) for part in figure.parts)
 
 
-def suited(what, runs):
-    """Those of the runs, with their lines, that `what` has something to draw of."""
-    return [(run, look_of(place)) for place, run in enumerate(runs) if what.suits(run)]
+def suited(part, runs):
+    """Those of the runs, with their lines, that the part has something to draw of."""
+    return [(run, look_of(place)) for place, run in enumerate(runs) if part.suits(run)]
 
 
-def draw_lines(lines, runs):
+def draw_lines(part, those):
     figure = Figure(figsize=LINES, layout="constrained")
-    lines.draw(figure.add_subplot(), suited(lines, runs))
+    part.draw(figure.add_subplot(), those)
     return figure
 
 
@@ -85,13 +85,12 @@ def draw_bar(of):
 # ---- a whole figure
 
 def lines_picture(lines, runs):
-    those = suited(lines, runs)
+    those = suited(lines.parts[0], runs)
+    figure = draw_lines(lines.parts[0], those)
     height = LINES[1] + 0.15 * -(-len(those) // 4) + 0.3
-    figure = Figure(figsize=(LINES[0], height), layout="constrained")
+    figure.set_size_inches(LINES[0], height)
     figure.get_layout_engine().set(rect=(0, 1 - (LINES[1] + 0.2) / height, 1, (LINES[1] + 0.2) / height))
-    axes = figure.add_subplot()
-    lines.draw(axes, those)
-    axes.set_title(lines.title, loc="left", fontweight="bold", fontsize=8)
+    figure.axes[0].set_title(lines.title, loc="left", fontweight="bold", fontsize=8)
     figure.legend([Line2D([], [], **line) for _, line in those], [drawn(run.name) for run, _ in those],
                   loc="lower left", ncols=4)
     return figure
@@ -102,8 +101,7 @@ def columns_picture(columns, runs):
     those = [run for run in runs if any(run in lines for _, lines in parts)]
     bars = 0.5 if any(part.bar for part, _ in parts) else 0
     heads = 0.2
-    height = heads + sum(part_height(part) for part, _ in parts) + bars
-    width = WIDTH * len(those)
+    width, height = WIDTH * len(those), heads + sum(part_height(part) for part, _ in parts) + bars
     figure = Figure(figsize=(width, height))
     for column, run in enumerate(those):
         figure.text((column * WIDTH + LEFT) / width, 1 - 0.7 * heads / height, drawn(run.name), fontweight="bold",
@@ -127,7 +125,7 @@ def pictures(runs):
     """Every figure of the page, on white, as the text of an SVG file by its name."""
     texts = {}
     for figure in (figure for section in SECTIONS for figure in section.figures if has_any(figure, runs)):
-        picture = (lines_picture if isinstance(figure, Lines) else columns_picture)(figure, runs)
+        picture = (lines_picture if figure.is_lines else columns_picture)(figure, runs)
         picture.set_facecolor("white")
         texts[figure.name] = svg(picture).replace("<svg ", f'<svg font-family="{FAMILY}" ', 1)
     return texts

@@ -6,7 +6,7 @@ import os
 import re
 
 from common import read
-from reporting.catalogue import SECTIONS, Lines
+from reporting.catalogue import SECTIONS
 from reporting.drawing import draw_bar, draw_lines, draw_part, has_any, suited, svg
 from plots import COLOURS, DARK_COLOURS, PAGE, colours_css
 from reporting.figures import key_html
@@ -43,16 +43,17 @@ def axes_of(figure):
 
 
 def lines_html(lines, runs):
-    names = ", ".join(run.name for run, _ in suited(lines, runs))
+    those = suited(lines.parts[0], runs)
+    names = ", ".join(run.name for run, _ in those)
     return (f"<figure><h3>{html.escape(lines.title)}</h3><p>{linked(lines.caption)}</p>"
-            f"{element(draw_lines(lines, runs), lines.title + ': ' + names)}</figure>")
+            f"{element(draw_lines(lines.parts[0], those), lines.title + ': ' + names)}</figure>")
 
 
 def columns_html(columns, runs):
-    parts = [(part, suited(part, runs)) for part in columns.parts]
     drawn = {run: [] for run in runs}
     bars = ""
-    for part, those in parts:
+    for part in columns.parts:
+        those = suited(part, runs)
         if not those:
             continue
         scale = part.scale([run for run, _ in those])
@@ -76,7 +77,7 @@ def section_html(section, runs):
     """Figures of lines that follow each other stand in one grid."""
     blocks = []
     shown = [figure for figure in section.figures if has_any(figure, runs)]
-    for is_lines, group in itertools.groupby(shown, lambda figure: isinstance(figure, Lines)):
+    for is_lines, group in itertools.groupby(shown, lambda figure: figure.is_lines):
         if is_lines:
             blocks.append('<div class="lines">' + "".join(lines_html(figure, runs) for figure in group) + "</div>")
         else:
