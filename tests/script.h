@@ -75,9 +75,9 @@ struct Folder {
   // What a command says that ends well.
   std::string done(const std::string& command) const { return ended(run(command)).text; }
   // The same of a script of Python, which may import what stands in scripts/.
-  std::string python(const std::string& lines, const std::string& interpreter = "python3") const {
+  std::string python(const std::string& lines) const {
     write("check.py", lines);
-    return done("PYTHONDONTWRITEBYTECODE=1 PYTHONPATH={repo}/scripts " + interpreter + " check.py");
+    return done("PYTHONDONTWRITEBYTECODE=1 PYTHONPATH={repo}/scripts python3 check.py");
   }
 };
 

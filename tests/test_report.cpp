@@ -1,14 +1,10 @@
 // report: what scripts/report.py shows of runs, and what it refuses. The runs are made here: a log, and arrays of
 // chosen numbers. Needs a python3 with matplotlib; without one it warns.
-#include <algorithm>
-#include <bit>
 #include <functional>
-#include <map>
 #include <nlohmann/json.hpp>
-#include <sstream>
 
-#include "tests/catch.h"
 #include "tests/script.h"
+#include "training/checkpoint/safetensors.h"
 
 using namespace gated;
 
@@ -27,11 +23,13 @@ struct Run {
   size_t P = 16, C = 8, steps = 40, measured_steps = 1;
   std::vector<std::string> flags = {"--steps=40"};
   std::map<std::string, Array> arrays;
-  Json metadata, measured;
+  std::map<std::string, std::string> metadata;
+  Json measured;
 
   Run() {
     const Json fixture = Json::parse(contents("tests/fixtures/report_run.json"));
-    metadata = fixture["metadata"], measured = fixture["measured"];
+    fixture["metadata"].get_to(metadata);
+    measured = fixture["measured"];
     fill();
   }
   void fill() {
@@ -75,21 +73,18 @@ struct Run {
     return text;
   }
   std::string measures() const {
-    Json header = {{"__metadata__", metadata}};
-    header["__metadata__"]["flags"] = Json(flags).dump();
+    std::map<std::string, std::string> about = metadata;
+    about["flags"] = Json(flags).dump();
+    std::vector<TensorForm> forms;
     std::string data;
     for (const auto& [name, array] : arrays) {
-      size_t n = 1;
-      for (const size_t d : array.shape) n *= d;
-      header[name] = {{"dtype", "F32"}, {"shape", array.shape}, {"data_offsets", {data.size(), data.size() + 4 * n}}};
-      for (size_t i = 0; i < n; i++) {
-        const uint32_t bits = std::bit_cast<uint32_t>(array.value(i));
-        data.append(reinterpret_cast<const char*>(&bits), 4);
+      forms.push_back({name, "F32", array.shape});
+      for (size_t i = 0; i < *tensor_bytes(array.shape, 1); i++) {
+        const float x = array.value(i);
+        data.append(reinterpret_cast<const char*>(&x), sizeof x);
       }
     }
-    const std::string head = header.dump();
-    const uint64_t length = head.size();
-    return std::string(reinterpret_cast<const char*>(&length), 8) + head + data;
+    return safetensors_header("measures", forms, about) + data;
   }
 };
 
@@ -100,7 +95,7 @@ struct Runs : Folder {
     return " " + (path / name).string();
   }
   Said run_report(const std::string& arguments) const {
-    return run("PYTHONPATH=modules {repo}/scripts/report.py --out=page.html " + arguments);
+    return run("{repo}/scripts/report.py --out=page.html " + arguments);
   }
   // The page of these runs.
   std::string report(const std::string& arguments) const {
@@ -115,20 +110,10 @@ struct Runs : Folder {
   }
 };
 
-// "" where there is none.
-const std::string& python_that_draws() {
-  static const std::string found = [] {
-    for (const char* python : {"python3", "/usr/bin/python3"})
-      if (answers(std::string(python) + " -c 'import matplotlib'")) return python;
-    return "";
-  }();
-  return found;
-}
-#define REPORTS(f)                                                                                           \
-  if (python_that_draws().empty()) {                                                                         \
-    WARN("no python3 with matplotlib here (scripts/setup.sh --plots): scripts/report.py was not looked at"); \
-    return;                                                                                                  \
-  }                                                                                                          \
+// (The scripts take the first of these that has matplotlib.)
+#define REPORTS(f)                                                                               \
+  NEEDS("python3 -c 'import matplotlib' 2>/dev/null || /usr/bin/python3 -c 'import matplotlib'", \
+        "python3 with matplotlib (scripts/setup.sh --plots)", "scripts/report.py");              \
   const Runs f
 
 }  // namespace
@@ -187,8 +172,7 @@ assert expected
 for step, loss in expected.items():
     assert any(abs(seen - loss) < 1e-3 * loss for seen in found[step]), (step, loss, found[step])
 print(len(expected), "numbers")
-)py",
-                                       python_that_draws());
+)py");
   REQUIRE(contains(numbers, " numbers"));
 }
 
@@ -230,6 +214,8 @@ TEST_CASE("report: the table has a column for every measure that one of the runs
 TEST_CASE("report: few points stand for many, and in the order that figures show", "[report]") {
   REPORTS(f);
   f.python(R"py(
+import plots
+plots.find_matplotlib()
 from types import SimpleNamespace
 import numpy
 from reporting.figures import final_over_training, final_over_training_scale, stream, thinned
@@ -255,8 +241,7 @@ unknown = numpy.full((2, 3), numpy.nan)
 scale = final_over_training_scale([of(unknown), of(numpy.concatenate([unknown, [[1, 2, 8]]]))])
 assert 1 <= scale.vmin < 1.1 and scale.vmax == 8
 assert final_over_training_scale([of(unknown)]).vmin > 0
-)py",
-           python_that_draws());
+)py");
 }
 
 TEST_CASE("report: of runs that ./train wrote every figure and every column is there", "[report]") {
@@ -276,7 +261,8 @@ TEST_CASE("report: of runs that ./train wrote every figure and every column is t
   // What a page can be made of, all of it written by one of the two; and what it was made of. No dimension stands out
   // in models that hardly began.
   REQUIRE(f.python(R"py(
-import json, os
+import json, os, plots
+plots.find_matplotlib()
 from reporting.catalogue import SECTIONS
 from reporting.runs import ARRAYS, LOG, flat, read_runs
 from reporting.table import COLUMNS
@@ -288,9 +274,7 @@ print("not logged:", sorted(set(LOG) - logged))
 print("no array:", sorted(set(ARRAYS) - {name for run in runs for name in run.arrays}))
 print("not drawn:", [name for name in figures if not os.path.exists(f"pictures/{name}.svg")])
 print("no column:", [head for head, value, _ in COLUMNS if all(value(run) is None for run in runs)])
-)py",
-                   python_that_draws()) ==
-          "not logged: []\nno array: []\nnot drawn: []\nno column: ['first step with an outlier dimension']\n");
+)py") == "not logged: []\nno array: []\nnot drawn: []\nno column: ['first step with an outlier dimension']\n");
   const auto shown = [&](const std::string& title, const std::string& run) {
     return count(page, "aria-label=\"" + title + ": " + run + "\"");
   };
@@ -370,65 +354,54 @@ TEST_CASE("report: eight large runs make a page of at most three megabytes", "[r
 TEST_CASE("report: what is no run, or half of one, is refused in a line", "[report]") {
   REPORTS(f);
   const Run good;
-  // Folders, and what is said of each. One python reads them all: to start one takes longer than to read a hundred
-  // runs.
-  std::vector<std::pair<std::vector<std::string>, std::string>> bad;
-  const auto refused_log = [&](const std::string& text, const std::string& said) {
-    const std::string name = format("log%zu", bad.size());
-    f.write(name + "/log.jsonl", text);
-    bad.push_back({{f / name}, "log.jsonl: " + said});
+  // Folders with a file that is bad, and what is said of each. One python reads them all: to start one takes longer than
+  // to read a hundred runs.
+  std::vector<std::pair<std::string, std::string>> bad;
+  const auto refused = [&](const std::string& file, const std::string& bytes, const std::string& said) {
+    const std::string name = format("bad%zu", bad.size());
+    f.add(name, good);
+    f.write(name + "/" + file, bytes);
+    bad.push_back({f / name, file + ": " + said});
   };
-  refused_log("\xff\xfe\n" + good.log(), "cannot be read as text");
-  refused_log("[1]\n" + good.log(), "line 1 is no JSON object");
+  refused("log.jsonl", "\xff\xfe\n" + good.log(), "cannot be read as text");
+  refused("log.jsonl", "[1]\n" + good.log(), "line 1 is no JSON object");
   // Of tests/fixtures/refused_runs.json the lines of a log, and the metadata of arrays.
   const Json table = Json::parse(replaced(contents("tests/fixtures/refused_runs.json"), "DIGITS",
                                           std::string(400, '9')));  // more than a float can be
-  for (const Json& row : table["log"]) refused_log(good.log() + row[0].get<std::string>() + "\n", row[1]);
+  for (const Json& row : table["log"]) refused("log.jsonl", good.log() + row[0].get<std::string>() + "\n", row[1]);
 
-  const auto refused_file = [&](const std::string& bytes, const std::string& said) {
-    const std::string name = format("file%zu", bad.size());
-    f.add(name, good);
-    f.write(name + "/measures.safetensors", bytes);
-    bad.push_back({{f / name}, "measures.safetensors: " + said});
-  };
-  const std::string bytes = good.measures();
-  for (const size_t n : {size_t(7), size_t(100)}) refused_file(bytes.substr(0, n), format("cut short at %zu", n));
-  refused_file(bytes.substr(0, bytes.size() - 1), "cut short: value_norm ends at");
-  refused_file(std::string(64, '\x7f'), "cut short at 64 bytes, or no safetensors file");
+  const std::string arrays = "measures.safetensors", bytes = good.measures();
+  for (const size_t n : {size_t(7), size_t(100)}) refused(arrays, bytes.substr(0, n), format("cut short at %zu", n));
+  refused(arrays, bytes.substr(0, bytes.size() - 1), "cut short: value_norm ends at");
+  refused(arrays, std::string(64, '\x7f'), "cut short at 64 bytes, or no safetensors file");
+  refused("step_00000040.safetensors", "abc", "cut short");
 
   const auto refused_run = [&](const std::function<void(Run&)>& spoil, const std::string& said) {
     Run run;
     spoil(run);
-    refused_file(run.measures(), said);
+    refused(arrays, run.measures(), said);
   };
   for (const Json& row : table["metadata"])
-    refused_run([&](Run& r) { r.gate(), r.metadata[row[0].get<std::string>()] = row[1]; }, row[2]);
+    refused_run([&](Run& r) { r.gate(), r.metadata[row[0]] = row[1].get<std::string>(); }, row[2]);
   refused_run([](Run& r) { r.arrays["final_output"].shape = {9}; }, "final_output has shape [9]");
   refused_run([](Run& r) { r.arrays["value_norm"].shape = {2, 4, 4}; }, "value_norm has shape [2, 4, 4]");
   refused_run([](Run& r) { r.arrays["norm_weight"].value = [](size_t) { return NAN; }; },
               "norm_weight holds values that are not finite: the run diverged");
 
-  f.add("checkpoint", good);
-  f.write("checkpoint/step_00000040.safetensors", "abc");
-  bad.push_back({{f / "checkpoint"}, "step_00000040.safetensors: cut short"});
-
-  f.add("good", good);
-  bad.push_back({std::vector<std::string>(22, f / "good"), "22 runs: at most 21"});
-
   Json folders;
-  for (const auto& [names, said] : bad) folders.push_back(names);
+  for (const auto& [folder, said] : bad) folders.push_back(folder);
   f.write("folders.json", folders.dump());
   const Json refusals = Json::parse(f.python(R"py(
-import json
+import json, plots
+plots.find_matplotlib()
 from reporting.runs import read_runs
-def refusal(folders):
+def refusal(folder):
     try:
-        read_runs(folders)
+        read_runs([folder])
     except SystemExit as refusal:
         return refusal.code
-print(json.dumps([refusal(folders) or "accepted" for folders in json.load(open("folders.json"))]))
-)py",
-                                             python_that_draws()));
+print(json.dumps([refusal(folder) or "accepted" for folder in json.load(open("folders.json"))]))
+)py"));
   for (size_t i = 0; i < bad.size(); i++) {
     const std::string refusal = refusals.at(i);
     CHECK(refusal.starts_with("error: "));
@@ -439,19 +412,20 @@ print(json.dumps([refusal(folders) or "accepted" for folders in json.load(open("
   for (const char* file : {"log.jsonl", "measures.safetensors", "step_00000001.safetensors"}) {
     f.add("pipe", good);
     f.run(std::string("rm -f pipe/") + file + "; mkfifo pipe/" + file);
-    require_refused_at_once(f.run("PYTHONPATH=modules timeout 60 {repo}/scripts/report.py pipe"),
+    require_refused_at_once(f.run("timeout 60 {repo}/scripts/report.py pipe"),
                             std::string("pipe/") + file + ": not a regular file");
     f.run("rm -r pipe");
   }
 
   // What the script makes of a refusal.
+  std::string runs;
+  for (int i = 0; i < 22; i++) runs += f.add("good", good);
+  f.refused(runs, "22 runs: at most 21");
   f.refused("good missing", "missing: no such folder");
-  f.refused(bad[5].first[0], bad[5].second);
+  f.refused(bad[5].first, bad[5].second);
   f.write("short/log.jsonl", "{\"step\":1,\"loss\":2}\n");
   REQUIRE(f.run_report("short --out=page.html/page.html").text ==
           "error: page.html/page.html: cannot write: Not a directory\n");
-  f.write("modules/matplotlib/__init__.py", "raise ImportError\n");
-  f.refused("good", "has no matplotlib: run scripts/setup.sh --plots");
 }
 
 TEST_CASE("report: what --out names is written to, not replaced, where it is a link or no file", "[report]") {
