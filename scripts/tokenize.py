@@ -27,6 +27,7 @@ if __name__ == "tokenize":
 
 import argparse
 import array
+import codecs
 import glob
 import json
 import os
@@ -141,35 +142,27 @@ class Texts:
             self.read += len(line)
 
     def document(self, opened, file):
-        begins, held = True, b""
+        begins, held, decoder, first = True, "", codecs.getincrementaldecoder("utf-8")(), self.read
         while True:
             # Up to the border first, so that what is cut there is cut as near to it as may be.
-            before = self.border - self.read - len(held)
+            before = self.border - first - opened.tell()
             wanted = max(PIECE, len(held))  # where no cut is found, twice as much
             if 0 < before <= wanted:
                 wanted = before
             block = opened.read(wanted)
-            held += block
             ended = len(block) < wanted
             if b"\0" in block:
                 fail(f"{file}: has a NUL byte: not text")
-            whole = len(held)
-            while not ended and whole > 0 and held[whole - 1] & 0xC0 == 0x80:  # inside a character
-                whole -= 1
-            if not ended and whole > 0 and held[whole - 1] >= 0xC0:
-                whole -= 1
             try:
-                text = held[:whole].decode()
+                held += decoder.decode(block, ended)
             except UnicodeDecodeError as error:
-                fail(f"{file}: byte {opened.tell() - len(held) + error.start} is not UTF-8")
-            cut = len(text) if ended else last_cut(text) if self.can_cut else 0
+                fail(f"{file}: byte {opened.tell() - len(error.object) + error.start} is not UTF-8")
+            cut = len(held) if ended else last_cut(held) if self.can_cut else 0
             if cut > 0:
-                piece = text[:cut]
-                yield piece, begins, self.read >= self.border
+                yield held[:cut], begins, self.read >= self.border
                 begins = False
-                size = len(piece.encode())
-                self.read += size
-                held = held[size:]
+                self.read += len(held[:cut].encode())
+                held = held[cut:]
                 if wanted == before and not ended:
                     self.border = self.read
             if ended:
@@ -238,8 +231,6 @@ class Shards:
 
     def add(self, ids):
         tokens = array.array("I" if self.wide else "H", ids)
-        if sys.byteorder == "big":
-            tokens.byteswap()
         while tokens:
             if self.file is None:
                 self.paths.append(os.path.join(self.folder, f"{self.split}_{len(self.paths):06d}.bin"))
@@ -258,8 +249,7 @@ class Shards:
             return
         magic, version = (20240801, 7) if self.wide else (20240520, 1)
         self.file.seek(0)
-        for number in (magic, version, self.count, self.vocab):
-            self.file.write(number.to_bytes(4, "little"))
+        array.array("I", [magic, version, self.count, self.vocab]).tofile(self.file)
         self.file.close()
         os.replace(unfinished(self.paths[-1]), self.paths[-1])
         self.file, self.count = None, 0
@@ -360,9 +350,6 @@ def write_choices(file, out, tokenizer):
         for part in [context, *endings]:
             stream.extend([len(part), *part])
     header = array.array("I", [20240522, version, len(examples), max(numbers) * width] + [0] * 252)
-    if sys.byteorder == "big":
-        header.byteswap()
-        stream.byteswap()
     try:
         with open(unfinished(out), "xb") as opened:
             opened.write(header.tobytes() + stream.tobytes())

@@ -1,9 +1,10 @@
 // tokenize_script: what scripts/tokenize.py makes of texts: shards that the loader reads, of the tokens that stand for
 // those texts. Needs a python3 with the tokenizers library; without one it warns.
-#include <cstring>
 #include <nlohmann/json.hpp>
 
 #include "dataloader/files.h"
+#include "dataloader/loader.h"
+#include "dataloader/tokenizer.h"
 #include "tests/catch.h"
 #include "tests/fixtures.h"
 #include "tests/script.h"
@@ -33,19 +34,10 @@ std::vector<int32_t> tokens_of(const std::string& spec) {
   return all_of(*open_data({.data = spec, .val_fraction = 0}).train);
 }
 
-// The bytes that tokens of a byte-level BPE stand for, and "|" for the end of text. Of ASCII text: GPT-2 writes a space
-// as U+0120, a newline as U+010A.
-std::string text_of(const std::vector<int32_t>& tokens, const std::string& tokenizer) {
-  const nlohmann::json vocab = nlohmann::json::parse(tokenizer)["model"]["vocab"];
-  std::vector<std::string> words(vocab.size());
-  for (const auto& [word, id] : vocab.items()) words.at(id.get<size_t>()) = word;
+// What tokens stand for, and "|" for the end of text, which is the first token of a vocabulary made here.
+std::string text_of(const std::vector<int32_t>& tokens, const Tokenizer& tokenizer) {
   std::string text;
-  for (const int32_t token : tokens) {
-    std::string word = words.at(size_t(token));
-    for (const auto& [from, to] : {std::pair("\u0120", " "), {"\u010a", "\n"}, {"<|endoftext|>", "|"}})
-      for (size_t at; (at = word.find(from)) != word.npos;) word.replace(at, std::strlen(from), to);
-    text += word;
-  }
+  for (const int32_t token : tokens) text += token == 0 ? "|" : tokenizer.decode_one(token, true);
   return text;
 }
 
@@ -68,7 +60,7 @@ TEST_CASE("tokenize_script: a vocabulary made of texts, and shards in which thes
   REQUIRE(fs::exists(f / "o/train_000001.bin"));
   for (const auto& entry : fs::directory_iterator(f.path / "o")) REQUIRE(!contains(entry.path().string(), ".tmp."));
 
-  const std::string tokenizer = f.read("o/tokenizer.json");
+  const Tokenizer tokenizer = read_tokenizer(f / "o");
   const std::string train = text_of(tokens_of(f / "o/train_*.bin"), tokenizer),
                     val = text_of(tokens_of(f / "o/val_*.bin"), tokenizer);
   // The mark in the text is written in letters; the one before a document is a token.
@@ -89,7 +81,7 @@ TEST_CASE("tokenize_script: a vocabulary made of texts, and shards in which thes
   REQUIRE(text_of(tokens_of(f / "plain/train_*.bin"), tokenizer) == "first");
 
   // A vocabulary that 16 bits do not hold.
-  nlohmann::json large = nlohmann::json::parse(tokenizer);
+  nlohmann::json large = nlohmann::json::parse(f.read("o/tokenizer.json"));
   for (int i = 400; i < 70000; i++) large["model"]["vocab"][format("unused %d", i)] = i;
   f.write("large.json", large.dump());
   f.write("far.txt", "unused");
