@@ -108,6 +108,8 @@ for size in (64, 100, 333, 4096):
     assert "".join(pieces) == text and len(pieces) > 3, (size, len(pieces))
     ids = [i for e in tokenizer.encode_batch(pieces, add_special_tokens=False) for i in e.ids]
     assert ids == tokenizer.encode(text, add_special_tokens=False).ids, size
+    validation = sum(len(text) for text, _, val in script.Texts(["t.txt"] * 3, 0.25, True).pieces() if val)
+    assert abs(validation / len(text) - 0.75) < 0.01, (size, validation)
 print("same")
 )py");
   REQUIRE(f.run("python3 pieces.py {repo}/scripts/tokenize.py").text == "same\n");
