@@ -1,13 +1,10 @@
 // cli: ./train as a user meets it: what it prints, what it refuses, and what survives a kill.
 // Runs the program that stands in the current folder (make builds it first).
-#include <fcntl.h>
-#include <linux/capability.h>
 #include <omp.h>
 #include <poll.h>
 #include <pty.h>
 #include <signal.h>
 #include <sys/ioctl.h>
-#include <sys/prctl.h>
 #include <sys/resource.h>
 #include <sys/stat.h>
 
@@ -25,8 +22,6 @@ using namespace gated;
 
 namespace {
 
-using Prepare = std::function<void()>;
-
 void sleep_milliseconds(int n) {
   std::this_thread::sleep_for(std::chrono::milliseconds(n));
 }
@@ -37,13 +32,9 @@ bool in_time(const std::function<bool()>& ready) {
   return ready();
 }
 
-// In a child: becomes this program. Spaces part its words.
+// In a child: becomes a shell that says this, and the program that it ends in.
 [[noreturn]] void become(const std::string& line) {
-  std::vector<std::string> words = words_of(line);
-  std::vector<char*> argv;
-  for (std::string& w : words) argv.push_back(w.data());
-  argv.push_back(nullptr);
-  execvp(argv[0], argv.data());
+  execl("/bin/sh", "sh", "-c", line.c_str(), nullptr);
   _exit(127);
 }
 
@@ -73,26 +64,25 @@ std::string tiny(const std::string& more = "") {
 struct Cli : Folder {
   Cli() { fs::create_symlink(fs::current_path() / "train", path / "train"); }
 
-  pid_t start(const std::string& flags, const Prepare& prepare = {}, const std::string& program = "./train ") const {
+  // `how` is what a shell says in front of the flags.
+  pid_t start(const std::string& flags, const std::string& how = "exec ./train") const {
     const pid_t child = fork();
     if (child != 0) return child;
     for (int number : {SIGINT, SIGHUP}) signal(number, SIG_DFL);  // a shell in the background, or nohup, ignores them
-    fs::current_path(path);
-    freopen("stdout", "w", stdout);
-    freopen("stderr", "w", stderr);
-    if (prepare) prepare();
-    become(program + flags);
+    become("cd " + path.string() + " && exec >stdout 2>stderr && " + how + " " + flags);
   }
   Said finish(pid_t child) const { return {exit_code_of_child(child), read("stdout"), read("stderr")}; }
-  Said train(const std::string& flags, const Prepare& prepare = {}) const { return finish(start(flags, prepare)); }
+  Said train(const std::string& flags, const std::string& how = "exec ./train") const {
+    return finish(start(flags, how));
+  }
   // What it prints where it ends well.
   std::string trained(const std::string& flags) const { return ended(train(flags)).text; }
   std::string fingerprint(const std::string& flags) const { return fingerprint_of(train(flags)); }
 
   // Refused: exit 1, nothing but one line "error: ..." on stderr, which names what is wrong.
-  Said refused(const std::string& flags, const std::string& named, const Prepare& prepare = {}) const {
+  Said refused(const std::string& flags, const std::string& named, const std::string& how = "exec ./train") const {
     INFO(flags);
-    const Said o = train(flags, prepare);
+    const Said o = train(flags, how);
     require_refused_at_once({o.exit_code, o.err}, named);
     return o;
   }
@@ -126,13 +116,6 @@ struct Cli : Folder {
     return found;
   }
 };
-
-Prepare limited(int resource, rlim_t now, rlim_t most) {
-  return [=] {
-    const rlimit limit = {now, most};
-    setrlimit(resource, &limit);
-  };
-}
 
 // A log as older programs wrote it.
 std::string without_runs(const std::string& log) {
@@ -352,7 +335,7 @@ TEST_CASE("cli: on a terminal all lines and the bar fit its width, and making it
   winsize size = {40, 120, 0, 0};
   int terminal = 0;
   const pid_t child = forkpty(&terminal, nullptr, nullptr, &size);
-  if (child == 0) become("./train " + small("--steps=60 --data=self --batch=64 --sample-tokens=0"));
+  if (child == 0) become("exec ./train " + small("--steps=60 --data=self --batch=64 --sample-tokens=0"));
   Terminal screen(120);
   std::string all;
   const auto read_some = [&](int wait_milliseconds) {
@@ -479,16 +462,17 @@ TEST_CASE("cli: SIGUSR1 saves, and the run goes on", "[cli]") {
   REQUIRE((saved.size() == 1 && saved.begin()->first >= 3 && saved.begin()->first < 200));
   require_resumed(f.train(small(long_run)), format("%zu of", saved.begin()->first));
 
-  const auto told = [&](const Prepare& prepare) {
+  const auto told = [&](const std::string& how) {
     fs::remove(f / "stdout");
-    const pid_t run = f.start(small("--steps=200"), prepare);
+    const pid_t run = f.start(small("--steps=200"), how);
     f.tell(SIGUSR1, run, "stdout", "step   3");
     const Said o = ended(f.finish(run));
     REQUIRE(fingerprint_of(o) == end_of_long_run());
     return o.err;
   };
-  REQUIRE(told({}) == "warning: SIGUSR1 asks for a checkpoint, and nothing is saved without --out=FOLDER\n");
-  REQUIRE(told([] { signal(SIGUSR1, SIG_IGN); }).empty());
+  REQUIRE(told("exec ./train") ==
+          "warning: SIGUSR1 asks for a checkpoint, and nothing is saved without --out=FOLDER\n");
+  REQUIRE(told("trap '' USR1; exec ./train").empty());
 }
 
 // What SLURM sends: SIGUSR1 to the script before the limit of its time, and the same script again when it is queued
@@ -498,13 +482,9 @@ TEST_CASE("cli: the job script for SLURM goes on in the next job where the last 
   f.program("srun", "\"$@\" & echo $! >step; trap 'kill -9 $(cat step)' TERM; wait $(cat step)");
   f.program("scancel", "[ \"$*\" = '--signal=TERM 17' ] && kill -TERM $(cat step)");
   f.program("scontrol", "echo \"$@\" >>asked");
-  const std::string script = "bash " + fs::current_path().string() + "/scripts/slurm.sh ";
+  const std::string script = "exec bash " + fs::current_path().string() + "/scripts/slurm.sh";
   const auto job = [&](const char* more = "") {
-    const auto in_a_job = [&] {
-      setenv("PATH", (f.path.string() + ":" + getenv("PATH")).c_str(), 1);
-      setenv("SLURM_JOB_ID", "17", 1);
-    };
-    return f.start(small(long_run) + more, in_a_job, script);
+    return f.start(small(long_run) + more, "export SLURM_JOB_ID=17 PATH=$PWD:$PATH; " + script);
   };
   // (What the first job has logged says nothing of the second: that one's own output does.)
   for (const auto& [file, until] : {std::pair("run/log.jsonl", "\"step\":3,"), std::pair("stdout", "resume: step ")}) {
@@ -716,10 +696,7 @@ TEST_CASE("cli: a full disk loses no checkpoint", "[cli]") {
   REQUIRE(!before.empty());
   REQUIRE(arrays.size() > 4096);
   // A limit on file size stands in for a disk that fills up while a file is written.
-  const auto limit = [] {
-    limited(RLIMIT_FSIZE, 4096, 4096)();
-    signal(SIGXFSZ, SIG_IGN);
-  };
+  const char* const limit = "ulimit -f 8; trap '' XFSZ; exec ./train";
   fs::remove(f / "run/step_00000009.safetensors");
   f.refused(run + "--keep=0", "step_00000009", limit);
   fs::remove(f / "run/step_00000006.safetensors");
@@ -783,10 +760,10 @@ TEST_CASE("cli: a log that cannot be written stops nothing, and loses no line wh
   std::ofstream lines(f / log, std::ios::app);
   for (int i = 0; i < 30000; i++) lines << "{\"step\":1,\"validation_loss\":1.0}\n";
   lines.close();
-  const rlim_t size = fs::file_size(f / log) + 200;
+  const size_t blocks = fs::file_size(f / log) / 512 + 1, size = 512 * blocks;
   for (const auto& entry : fs::directory_iterator(f / "run"))
     if (entry.path().extension() == ".safetensors") REQUIRE(size > entry.file_size());
-  const pid_t child = f.start(run, limited(RLIMIT_FSIZE, size, RLIM_INFINITY));
+  const pid_t child = f.start(run, format("ulimit -Sf %zu; exec ./train", blocks));
   CHECK(f.waited_for(child, "stderr", "warning: "));
   REQUIRE(fs::file_size(f / log) == size);
   const rlimit none = {RLIM_INFINITY, RLIM_INFINITY};
@@ -805,18 +782,18 @@ TEST_CASE("cli: what cannot be printed is no success, and loses no checkpoint", 
   const std::string generate = "--generate --out=run --device=cpu --prompt-tokens=1 --tokens=5";
   const std::string refusal =
       "error: standard output: not all of it could be written: make room there, or send it elsewhere\n";
-  const Prepare full = [] { freopen("/dev/full", "w", stdout); }, closed = [] { close(STDOUT_FILENO); };
+  const std::string full = "exec ./train >/dev/full", closed = "exec ./train >&-";
   REQUIRE(ended(f.train(small("--out=run"), full), 1).err == refusal);
   for (const std::string& flags : {std::string("--help"), std::string("--flag-map"), std::string("--describe"),
                                    std::string("--from=run --describe"), std::string("--from=run --export=exported"),
                                    generate, generate + " --samples=2", small("--out=run --evaluate")})
-    for (const Prepare& prepare : {full, closed}) {
+    for (const std::string& how : {full, closed}) {
       INFO(flags);
       fs::remove_all(f / "exported");
-      REQUIRE(ended(f.train(flags, prepare), 1).err.ends_with(refusal));
+      REQUIRE(ended(f.train(flags, how), 1).err.ends_with(refusal));
     }
   // Nor does a file that is opened take the place of an output that is closed.
-  ended(f.train(small("--out=deaf"), [] { close(STDOUT_FILENO), close(STDERR_FILENO); }), 1);
+  ended(f.train(small("--out=deaf"), "exec ./train >&- 2>&-"), 1);
   for (const char* name : {"deaf/log.jsonl", "deaf/step_00000012.safetensors", "deaf/measures.safetensors"})
     REQUIRE(!contains(f.read(name), "fingerprint of the weights"));
   f.trained(small("--out=deaf --resume"));
@@ -825,18 +802,8 @@ TEST_CASE("cli: what cannot be printed is no success, and loses no checkpoint", 
 TEST_CASE("cli: a run whose output nobody reads any more saves, and ends as by SIGPIPE", "[cli]") {
   const Cli f;
   const auto ended_early = [&](const std::string& flags) {
-    int ends[2];
-    REQUIRE(pipe2(ends, O_CLOEXEC) == 0);
-    const pid_t child = f.start(flags, [&] {
-      signal(SIGPIPE, SIG_DFL);
-      dup2(ends[1], STDOUT_FILENO);
-    });
-    close(ends[1]);
-    std::string text;
-    for (char byte; !contains(text, "step   3/") && !contains(text, "--norm") && read(ends[0], &byte, 1) == 1;)
-      text += byte;
-    close(ends[0]);
-    return f.finish(child);
+    f.run("{ ./train " + flags + " 2>stderr; echo $? >code; } | sed '/step   3\\/\\|--norm/q'");
+    return Said{std::stoi(f.read("code")), "", f.read("stderr")};
   };
   REQUIRE(contains(ended(ended_early(small(long_run)), 128 + SIGPIPE).err, "interrupted after step "));
   REQUIRE(!list_checkpoints(f / "run").empty());
@@ -867,18 +834,13 @@ TEST_CASE("cli: a shard that is cut short while a run reads it ends the run, beh
 
 TEST_CASE("cli: a stack too small for threads is made larger, or refused where it may not be", "[cli]") {
   const Cli f;
-  const auto stack = [](rlim_t most) {
-    return [most] {
-      clearenv();  // it stands on the stack too, before a program begins
-      limited(RLIMIT_STACK, 16 * 1024, most)();
-    };
-  };
+  // (What is in the environment stands on the stack too, before a program begins.)
+  const std::string raised = "ulimit -Ss 16; exec env -i ./train", kept = "ulimit -s 16; exec env -i ./train";
   const std::string expected = f.fingerprint(tiny());
   for (const char* more : {"--threads=1", "--threads=2", "--device=emulated"}) {
     INFO(more);
-    REQUIRE(fingerprint_of(f.train(tiny(more), stack(RLIM_INFINITY))) == expected);
-    f.refused(tiny(more), "the limit of the stack is below 256 KiB, and may not be raised: ulimit -s 8192",
-              stack(16 * 1024));
+    REQUIRE(fingerprint_of(f.train(tiny(more), raised)) == expected);
+    f.refused(tiny(more), "the limit of the stack is below 256 KiB, and may not be raised: ulimit -s 8192", kept);
   }
 }
 
@@ -890,9 +852,8 @@ TEST_CASE("cli: a log or a checkpoint that cannot be read is not replaced, and a
   f.trained(run + "--keep=0");
   fs::remove(f / "run/step_00000012.safetensors");
   const std::string lines = contents(log);
-  const auto bound_by_permissions = [] {  // root too
-    for (const int capability : {CAP_DAC_OVERRIDE, CAP_DAC_READ_SEARCH}) prctl(PR_CAPBSET_DROP, capability);
-  };
+  const char* const bound_by_permissions =  // root too
+      "[ $(id -u) = 0 ] && set -- setpriv --bounding-set=-dac_override,-dac_read_search; exec \"$@\" ./train";
   const std::string newest = f / "run/step_00000006.safetensors", older = f / "run/step_00000003.safetensors";
   fs::copy_file(newest, older);
   REQUIRE(chmod(log.c_str(), 0) == 0);
@@ -903,7 +864,7 @@ TEST_CASE("cli: a log or a checkpoint that cannot be read is not replaced, and a
   for (const std::string& path : {newest, log}) REQUIRE(chmod(path.c_str(), 0600) == 0);
   REQUIRE(contents(log) == lines);
 
-  const auto alarmed = [] { alarm(60); };
+  const char* const alarmed = "exec timeout 60 ./train";
   fs::rename(log, f / "log");
   for (const char* command : {"mkfifo run/log.jsonl", "mkdir run/log.jsonl", "ln -s /dev/null run/log.jsonl"}) {
     f.run(std::string("rm -rf run/log.jsonl; ") + command);
