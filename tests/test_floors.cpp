@@ -1,13 +1,8 @@
 // floors: which folder may include which. train_gpt.cu -> training -> layers -> kernels and dataloader -> core: nothing
 // points back up, and no two files include each other. ptx stands beside them: it knows the model of a tensor core, and
 // nothing knows it. A floor may have rooms, which stand in an order too.
-#include <algorithm>
 #include <filesystem>
-#include <fstream>
-#include <map>
 #include <set>
-#include <string>
-#include <vector>
 
 #include "tests/contents.h"
 
@@ -113,17 +108,12 @@ TEST_CASE("floors: a file of kernels names its twins in one line, and every tune
   for (const auto& entry : fs::directory_iterator("kernels")) {
     if (entry.path().extension() != ".cu") continue;
     INFO(entry.path().string());
-    std::ifstream file(entry.path());
-    size_t lines = 0;
-    for (std::string line; std::getline(file, line) && line.starts_with("//");) {
-      if (!line.starts_with("// twins: ")) continue;
-      lines++;
-      for (const auto& path : matches(line, "kernels/[a-z0-9]+/\\w+\\.(cu|cpp)")) {
-        REQUIRE(fs::exists(path[0]));
-        named.insert(path[0]);
-      }
+    const auto lines = matches("\n" + contents(entry.path()), "\n// twins: [^\n]*");
+    REQUIRE(lines.size() == 1);
+    for (const auto& path : matches(lines[0][0], "kernels/[a-z0-9]+/\\w+\\.(cu|cpp)")) {
+      REQUIRE(fs::exists(path[0]));
+      named.insert(path[0]);
     }
-    REQUIRE(lines == 1);
   }
   for (const auto& entry : fs::directory_iterator("kernels/cpu")) {
     const std::string loops = entry.path().generic_string();
@@ -150,9 +140,7 @@ TEST_CASE("floors: no line of Python and no comment of C++ is longer than 120 co
       const bool is_python = kind == ".py";
       if (!is_python && kind != ".h" && kind != ".cpp" && kind != ".cuh" && kind != ".cu") continue;
       files++;
-      std::ifstream file(entry.path());
-      size_t number = 0;
-      for (std::string line; std::getline(file, line);) {
+      for (size_t number = 0; const std::string& line : lines_of(contents(entry.path()))) {
         INFO(entry.path().string() << ":" << ++number);
         const size_t text = line.find_first_not_of(' ');
         if (!is_python && (text == line.npos || line.compare(text, 2, "//"))) continue;

@@ -354,8 +354,8 @@ TEST_CASE("report: eight large runs make a page of at most three megabytes", "[r
 TEST_CASE("report: what is no run, or half of one, is refused in a line", "[report]") {
   REPORTS(f);
   const Run good;
-  // Folders with a file that is bad, and what is said of each. One python reads them all: to start one takes longer than
-  // to read a hundred runs.
+  // Folders with a file that is bad, and what is said of each. One python reads them all: to start one takes longer
+  // than to read a hundred runs.
   std::vector<std::pair<std::string, std::string>> bad;
   const auto refused = [&](const std::string& file, const std::string& bytes, const std::string& said) {
     const std::string name = format("bad%zu", bad.size());
