@@ -93,11 +93,9 @@ TEST_CASE("describe: which weights decay, the sums of the parts, FLOPs and memor
       INFO(line);
       REQUIRE(line.ends_with("  decays") == (p.shape.size() == 2));  // matrices
       REQUIRE(contains(line, " " + with_commas(p.size) + " "));
-      // The third word of model.layers.3.mlp..., or the first two of any other.
-      const bool in_layer = p.name.starts_with("model.layers.");
-      const size_t begin = in_layer ? p.name.find('.', 13) + 1 : 0;
-      const size_t end = p.name.find('.', in_layer ? begin : p.name.find('.') + 1);
-      parts[p.name.substr(begin, end - begin)] += p.size;
+      // The word behind the number of model.layers.3.mlp..., or the first two of any other.
+      const auto part = matches(p.name, "^(?:model\\.layers\\.\\d+\\.(\\w+)|\\w+\\.\\w+)").at(0);
+      parts[part[1].empty() ? part[0] : part[1]] += p.size;
     }
     size_t total = 0;
     for (const auto& [part, size] : parts) {

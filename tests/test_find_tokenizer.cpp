@@ -43,8 +43,7 @@ TEST_CASE("find_tokenizer: a sample is text, and the run's folder keeps the toke
   const Tokenizer t = tokenizer_and_data(f);
   const Said numbers = ended(said_by_train(f, "--data=d.bin --out=plain"));
   const auto sample = [](const std::string& said) {
-    const size_t at = said.find('\n', said.find("\nsample") + 1) + 1;
-    return said.substr(at, said.find("\nfingerprint", at) - at);
+    return matches(said, "\nsample.*\n([^]*?)\nfingerprint").at(0)[1];
   };
   const std::vector<int32_t> sampled = tokens_of(sample(numbers.text));
   REQUIRE(sampled.size() == 20);

@@ -226,39 +226,32 @@ TEST_CASE("flags: every ./train of the pages is accepted", "[readme]") {
     std::vector<std::string> lines = shell_lines(page);
     for (const auto& span : matches(prose(page), "`(\\./train[^`]+)`"))
       lines.push_back(replaced(span[1], "=[SB]( |$)", "=1$1"));  // S stands for a number in a sentence, B for another
-    for (const std::string& line : lines) {
-      const size_t begin = line.find("./train ");
-      if (begin == std::string::npos) continue;
-      INFO(page << ": " << line);
-      std::vector<std::string> flags;
-      for (const auto& found : matches(replaced(line.substr(begin + 8), "#[^]*", ""), "([^\\s']|'[^']*')+")) {
-        const std::string word = replaced(replaced(found[0], "'", ""), "\\$", "1");
-        if (fits(word, "--help.*|--version|--flag-map|>|docs/flags.md|--export.*")) continue;
-        // (where no model is, as it is read here)
-        flags.push_back(replaced(replaced(word, "^--seed=1.*", "--seed=1"), "^--from=", "--out="));
+    for (const std::string& line : lines)
+      for (const auto& command : matches(line, "\\./train ([^#]*)")) {
+        INFO(page << ": " << line);
+        std::vector<std::string> flags;
+        for (const auto& found : matches(command[1], "([^\\s']|'[^']*')+")) {
+          const std::string word = replaced(replaced(found[0], "'", ""), "\\$", "1");
+          if (fits(word, "--help.*|--version|--flag-map|>|docs/flags.md|--export.*")) continue;
+          // (where no model is, as it is read here)
+          flags.push_back(replaced(replaced(word, "^--seed=1.*", "--seed=1"), "^--from=", "--out="));
+        }
+        const std::string refused = parse(flags);  // (--generate wants a model, which is not here)
+        REQUIRE((contains(line, "--generate") ? contains(refused, "there is no such file or folder") : refused == ""));
+        commands++;
       }
-      const bool generates =
-          std::count(flags.begin(), flags.end(), "--generate") > 0;  // after a model that is not here
-      REQUIRE((generates ? contains(parse(flags), "there is no such file or folder") : parse(flags) == ""));
-      commands++;
-    }
   }
   REQUIRE(commands >= 35);
 }
 
 TEST_CASE("flags: every line of flags in the tables of the papers' rows is accepted", "[readme]") {
-  const std::string page = contents("docs/tables.md");
-  const size_t end = page.find("\n## By one command");
-  REQUIRE(end != std::string::npos);
-  size_t lines = 0;
-  for (size_t at = 0; (at = page.find("`--", at + 1)) < end; lines++) {
-    const std::string line = page.substr(at + 1, page.find('`', at + 1) - at - 1);
-    if (line.find("=") == std::string::npos || line.find("'") != std::string::npos)
-      continue;  // a name, a shell's quotes
-    INFO(line);
-    REQUIRE(parse(words_of(line)) == "");
+  const std::string tables = between(contents("docs/tables.md"), "# ", "\n## By one command");
+  const auto lines = matches(tables, "`(--[^`']*=[^`']*)`");  // (others are a name, or have a shell's quotes)
+  for (const auto& line : lines) {
+    INFO(line[1]);
+    REQUIRE(parse(words_of(line[1])) == "");
   }
-  REQUIRE(lines > 40);
+  REQUIRE(lines.size() > 40);
 }
 
 TEST_CASE("flags: --help shows what one starts with, or what it is asked about", "[flags]") {

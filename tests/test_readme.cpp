@@ -26,12 +26,6 @@ std::set<std::string> anchors(const std::string& page) {
   return all;
 }
 
-// The path of a link, from the root of the project.
-std::string path_of(const std::string& page, const std::string& target) {
-  const std::string file = target.substr(0, target.find('#'));
-  return file.empty() ? page : (fs::path(page).parent_path() / file).lexically_normal().generic_string();
-}
-
 // What the walks of docs/adding.md would make.
 const std::set<std::string> made_by_a_walk = {"kernels/muon.cu",
                                               "kernels/muon.h",
@@ -57,16 +51,14 @@ TEST_CASE("readme: what a page quotes from a file stands in that file", "[readme
 TEST_CASE("readme: every link of a page leads to a file, and to a heading where it names one", "[readme]") {
   size_t files = 0, headings = 0;
   for (const std::string& page : pages())
-    for (const auto& link : matches(prose(page), "(\\]\\(|src=\")([^)\"]+)")) {
-      const std::string target = link[2];
-      if (target.starts_with("http")) continue;
-      INFO(page << " links to " << target);
-      const std::string path = path_of(page, target);
+    for (const auto& link : matches(prose(page), "(\\]\\(|src=\")(?!http)([^)\"#]*)#?([^)\"]*)")) {
+      INFO(page << " links to " << link[2] << "#" << link[3]);
+      const fs::path path =
+          link[2].empty() ? fs::path(page) : (fs::path(page).parent_path() / link[2]).lexically_normal();
       REQUIRE(fs::exists(path));
       files++;
-      const size_t hash = target.find('#');
-      if (hash == std::string::npos) continue;
-      REQUIRE(anchors(path).count(target.substr(hash + 1)) == 1);
+      if (link[3].empty()) continue;
+      REQUIRE(anchors(path).count(link[3]) == 1);
       headings++;
     }
   REQUIRE(files > 300);

@@ -325,15 +325,11 @@ TEST_CASE("scripts: gpu-check runs every stage, and writes down what came of it"
     REQUIRE((at = asked.find(next, at)) != std::string::npos);
   }
   // Lines that ./train takes.
-  size_t runs = 0;
-  for (const std::string& line : lines_of(asked + graphs)) {
-    const size_t flags = line.find("--data=");
-    if (flags == std::string::npos) continue;
-    ended(f.run(std::string("{repo}/train --describe --device=") + (contains(line, "--graph") ? "emulated " : "cpu ") +
-                line.substr(flags)));
-    runs++;
-  }
-  REQUIRE(runs == 13 + 2);
+  const auto runs = matches(asked + graphs, "--data=[^\n]*");
+  for (const auto& run : runs)
+    f.done("{repo}/train --describe --device=" + std::string(contains(run[0], "--graph") ? "emulated " : "cpu ") +
+           run[0]);
+  REQUIRE(runs.size() == 13 + 2);
   const nlohmann::json result = f.result();
   REQUIRE(result["device"] == "Fake 9000");
   REQUIRE(result["commit"] == "");  // this folder is no repository
