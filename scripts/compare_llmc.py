@@ -134,5 +134,4 @@ def main():
     table(programs, B * T)
 
 
-if __name__ == "__main__":
-    main()
+main()

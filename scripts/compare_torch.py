@@ -71,5 +71,4 @@ def main():
         write_bench(options.rows, bench)
 
 
-if __name__ == "__main__":
-    main()
+main()

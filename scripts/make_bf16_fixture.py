@@ -78,5 +78,4 @@ def main():
     write_fixture("bf16.json", json.dumps(fixtures.VERSIONS | content, indent=1))
 
 
-if __name__ == "__main__":
-    main()
+main()

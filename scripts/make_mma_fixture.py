@@ -38,5 +38,4 @@ def main():
     write_fixture("mma.json", json.dumps(fixture, indent=0))
 
 
-if __name__ == "__main__":
-    main()
+main()

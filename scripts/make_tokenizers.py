@@ -27,5 +27,4 @@ def main():
     write_fixture("tokenizers.json", json.dumps(kinds, separators=(",", ":")))
 
 
-if __name__ == "__main__":
-    main()
+main()

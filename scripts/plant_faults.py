@@ -195,5 +195,4 @@ def main():
     sys.exit(1 if found < 0.95 * len(wanted) else 0)
 
 
-if __name__ == "__main__":
-    main()
+main()

@@ -213,5 +213,4 @@ def main():
     sys.exit(1 if lived else 0)
 
 
-if __name__ == "__main__":
-    main()
+main()

@@ -153,5 +153,4 @@ def main():
         print(f"step {step} loss {loss:.4f} norm {norm:.3f} {1e3 * (time.perf_counter() - start):.3f} ms", flush=True)
 
 
-if __name__ == "__main__":
-    main()
+main()
