@@ -159,11 +159,9 @@ TEST_CASE("generate: flags arrive", "[generate]") {
   const Folder f;
   f.done(small + "--data=bigram-backcopy --steps=1 --warmup=1 --out=run");
   const std::string line = "--generate --from=" + (f / "run") + " ";
-  REQUIRE(config_of_flags(line).generate);
+  const Config c = config_of_flags(line + "--prompt-tokens=1,2 --tokens=31 --samples=32");
+  REQUIRE((c.generate && c.prompt_ids == "1,2" && c.tokens == 31 && c.samples == 32));
   REQUIRE(config_of_flags("--generate=on --from=" + (f / "run")).generate);
   REQUIRE(config_of_flags(line + "--prompt=a").prompt == "a");
-  REQUIRE(config_of_flags(line + "--prompt-tokens=1,2").prompt_ids == "1,2");
-  REQUIRE(config_of_flags(line + "--tokens=31").tokens == 31);
-  REQUIRE(config_of_flags(line + "--samples=32").samples == 32);
   REQUIRE(config_of_flags("--generate --out=" + (f / "run")).source->path().ends_with("step_00000001.safetensors"));
 }

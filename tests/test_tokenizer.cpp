@@ -27,20 +27,11 @@ Tokenizer tokenizer_of(const std::string& kind) {
   return Tokenizer(fixtures().at(kind).at("tokenizer").dump(), kind);
 }
 
-// A tokenizer with one value changed; what is said of it.
+// A tokenizer with one value changed.
 std::string with(const std::string& path, const json& value, const std::string& kind = "gpt2") {
   json changed = fixtures().at(kind).at("tokenizer");
   changed[json::json_pointer(path)] = value;
   return changed.dump();
-}
-std::string refused_with(const std::string& path, const json& value, const std::string& kind = "gpt2") {
-  const std::string said = refusal([&] { Tokenizer(with(path, value, kind), "t.json"); });
-  if (!said.empty()) {
-    INFO(said);
-    REQUIRE(said.starts_with("t.json: "));
-    REQUIRE(!contains(said, "\n"));
-  }
-  return said;
 }
 
 }  // namespace
@@ -147,21 +138,22 @@ TEST_CASE("tokenizer: a file makes neither endless text of a text, nor endless w
 }
 
 TEST_CASE("tokenizer: what a file asks for and is not known is refused, naming the key", "[tokenizer]") {
-  const auto said_of = [](const std::string& bytes) { return refusal([&] { Tokenizer(bytes, "t.json"); }); };
-  REQUIRE(contains(said_of("{"), "t.json: it is not valid JSON"));
-  REQUIRE(contains(said_of(""), "t.json: it does not begin with '{'"));
-  REQUIRE(contains(said_of("[]"), "t.json: it does not begin with '{'"));
-  REQUIRE(contains(said_of("{}"), "an object with the key \"type\""));
-  REQUIRE(contains(said_of("{\"a\":" + std::string(100'000, '[')), "t.json: it is nested deeper than 64 levels"));
-  REQUIRE(contains(said_of("{\"model\": {\"vocab\": {\"a\": 0, \"b\": 1, \"a\": 2}}}"),
-                   "t.json: it has the key \"a\" twice"));
+  const auto refused = [](const std::string& bytes, const std::string& why) {
+    CHECK_REFUSED(Tokenizer(bytes, "t.json"), "t.json: ", why);
+  };
+  refused("{", "t.json: it is not valid JSON");
+  refused("", "t.json: it does not begin with '{'");
+  refused("[]", "t.json: it does not begin with '{'");
+  refused("{}", "an object with the key \"type\"");
+  refused("{\"a\":" + std::string(100'000, '['), "t.json: it is nested deeper than 64 levels");
+  refused(R"({"model": {"vocab": {"a": 0, "b": 1, "a": 2}}})", "t.json: it has the key \"a\" twice");
   // Rows of tests/fixtures/changed_tokenizers.json: a kind, a place in its file, what is put there, and what is said.
   for (const json& row : json::parse(std::ifstream("tests/fixtures/changed_tokenizers.json")))
-    REQUIRE(contains(refused_with(row[1], row[2], row[0]), row[3]));
+    refused(with(row[1], row[2], row[0]), row[3]);
   json deep = {{"type", "NFC"}};
   for (int i = 0; i < 20; i++) deep = {{"type", "Sequence"}, {"normalizers", json::array({deep})}};
-  REQUIRE(contains(refused_with("/normalizer", deep), "\"normalizer\" is nested deeper than 8 levels"));
-  REQUIRE(refused_with("/model/dropout", {}) == "");
+  refused(with("/normalizer", deep), "\"normalizer\" is nested deeper than 8 levels");
+  REQUIRE_NOTHROW(Tokenizer(with("/model/dropout", {}), "t.json"));
 
   // A pattern that would search forever.
   const Tokenizer t(with("/pre_tokenizer/pretokenizers/0/pattern", {{"Regex", "(a+)+$"}}, "qwen"), "t.json");
