@@ -62,10 +62,8 @@ struct Folder {
   }
   std::string read(const std::string& name) const { return contents(path / name); }
   Said run(std::string command) const {
-    const fs::path repo = fs::current_path(), build = fs::read_symlink("/proc/self/exe").parent_path().parent_path();
-    for (const auto& [name, folder] : {std::pair("{repo}", repo), std::pair("{build}", build)})
-      for (size_t at; (at = command.find(name)) != std::string::npos;)
-        command.replace(at, std::string(name).size(), folder.string());
+    command = replaced(command, "\\{repo\\}", fs::current_path());
+    command = replaced(command, "\\{build\\}", fs::read_symlink("/proc/self/exe").parent_path().parent_path());
     FILE* p = popen(format("cd '%s' && { %s; } 2>&1", path.c_str(), command.c_str()).c_str(), "r");
     Said said;
     for (int c; (c = fgetc(p)) != EOF;) said.text += char(c);

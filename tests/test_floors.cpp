@@ -27,8 +27,7 @@ std::map<std::string, std::set<std::string>> includes() {
 }
 
 std::string floor_of(const std::string& path) {
-  const size_t slash = path.find('/');
-  return slash == std::string::npos ? "train_gpt.cu" : path.substr(0, slash);
+  return path.substr(0, path.find('/'));
 }
 
 std::string room_of(const std::string& path) {

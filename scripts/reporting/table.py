@@ -21,10 +21,12 @@ def place(run, key):
     return f"dimension {dimension}\n" + ("final norm" if norm == "norm" else f"{norm.replace('_', ' ')} {layer}")
 
 
-def head_of(run):
-    layer, head = (scalar(run, f"first_token_attention_largest_at.{of}", "{:.0f}") for of in ("layer", "head"))
-    most = scalar(run, "first_token_attention_largest", "{:.1%}")
-    return "" if None in (layer, head, most) else f"head {head} of layer {layer}:\n{most}"
+def small(pattern, *parts):
+    """(run) -> the pattern with these numbers, each a key and a form; nothing where the run lacks one."""
+    def shown(run):
+        numbers = [scalar(run, *part) for part in parts]
+        return "" if None in numbers else pattern.format(*numbers)
+    return shown
 
 
 def behind_first(run):
@@ -44,31 +46,25 @@ def first_dimensions(run):
 
 
 def below(key, threshold):
-    def shown(run):
-        share = scalar(run, f"{key}_below_{threshold}", "{:.1%}")
-        return "" if share is None else f"below {threshold}:\n{share}"
-    return shown
+    return small(f"below {threshold}:\n{{}}", (f"{key}_below_{threshold}", "{:.1%}"))
 
 
-def routing(run):
-    entropy, idle = scalar(run, "routing_entropy", "{:.2f}"), scalar(run, "idle_experts", "{:.0f}")
-    return "" if None in (entropy, idle) else f"entropy {entropy} nats\nidle {idle}"
+LARGEST_HEAD = small("head {} of layer {}:\n{}", ("first_token_attention_largest_at.head", "{:.0f}"),
+                     ("first_token_attention_largest_at.layer", "{:.0f}"), ("first_token_attention_largest", "{:.1%}"))
+ROUTING = small("entropy {} nats\nidle {}", ("routing_entropy", "{:.2f}"), ("idle_experts", "{:.0f}"))
+NOTHING = small("")
 
 
-def nothing(run):
-    return ""
-
-
-def column(head, key, form, small=nothing):
-    return head, lambda run: scalar(run, key, form), small
+def column(head, key, form, beneath=NOTHING):
+    return head, lambda run: scalar(run, key, form), beneath
 
 
 # Head, the value of a run or None, and what stands small below it.
 COLUMNS = [
-    ("parameters", lambda run: run.parameters and f"{run.parameters:,}", nothing),
-    ("steps", lambda run: f"{run.steps:,.0f}", nothing),
+    ("parameters", lambda run: run.parameters and f"{run.parameters:,}", NOTHING),
+    ("steps", lambda run: f"{run.steps:,.0f}", NOTHING),
     column("validation loss, nats", "validation_loss", "{:.4f}"),
-    column("attention to the first token", "first_token_attention", "{:.1%}", head_of),
+    column("attention to the first token", "first_token_attention", "{:.1%}", LARGEST_HEAD),
     column("attention to the learned sink", "sink_attention", "{:.1%}"),
     column("|v| at the first token over others", "first_token_value_norm", "{:.2f}"),
     column("largest |h|", "largest_activation", "{:.4g}", behind_first),
@@ -87,7 +83,7 @@ COLUMNS = [
     column("mean decay of linear attention", "decay_mean", "{:.3f}"),
     column("mean β", "beta_mean", "{:.3f}"),
     column("length of a state |S|", "state_norm", "{:.3f}"),
-    column("share of the busiest expert", "busiest_expert", "{:.1%}", routing),
+    column("share of the busiest expert", "busiest_expert", "{:.1%}", ROUTING),
 ]
 
 
