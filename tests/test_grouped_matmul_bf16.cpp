@@ -16,6 +16,10 @@ const GroupedCase ragged[] = {
     {{2, 3}, 6, 0},
 };
 
+// By wgmma, in pieces of 256 rows: pieces that end in either of their tiles, nobody, two tiles of columns that end inside,
+// k that ends inside a strip, with NaN behind it (in nn it is left to others); two slices.
+const GroupedCase wide[] = {{{300, 0, 90}, 264, 128}, {{1, 256, 130, 0, 257}, 24, 72}, {{260}, 24, 4096 + 64}};
+
 // Several slices of K, and several of an expert's rows: with as many experts as may have them, and with more.
 const GroupedCase deep[] = {{{3, 0, 1}, 9, 4096 + 24}};
 const GroupedCase tall[] = {{{4097, 0, 4100}, 16, 8}, {{4100}, 5, 3}};
@@ -127,6 +131,16 @@ TEST_CASE("grouped_matmul_bf16: one product per expert, bit for bit, on every de
     require_products(g, Layout::nn, Accumulate::yes, usual_mma());
   });
   require_products(Groups(ragged[1]), Layout::nt, Accumulate::no, MmaArithmetic::ampere);
+}
+
+TEST_CASE("grouped_matmul_bf16: one product per expert by wgmma, bit for bit", "[bitwise]") {
+  const SharedLimit hopper(shared_limit_sm_90);
+  for_every_case(wide, [](const Groups& g) {
+    require_products(g, Layout::nt, Accumulate::no, MmaArithmetic::hopper);
+    require_products(g, Layout::nn, Accumulate::yes, MmaArithmetic::hopper);
+  });
+  require_joined(Groups(wide[0]), 64);
+  require_joined(Groups(wide[1]), 40);
 }
 
 TEST_CASE("grouped_matmul_bf16: one weight gradient per expert, bit for bit, on every device", "[bitwise]") {

@@ -42,7 +42,8 @@ struct Outcome {
 Outcome outcome_of(const Config& config, Context& ctx) {
   Run run(config, ctx);
   Model& model = run.trainer.model;
-  Outcome outcome = {.numbers = {run.steps(2), model.weights.grads.download(), {}}};
+  Outcome outcome;
+  outcome.numbers = {run.steps(2), model.weights.grads.download(), {}};
   outcome.fingerprint = run.trainer.fingerprint();
   outcome.numbers[2].resize(model.routing_values());
   Buffer<float>::copy_to_host(ctx.device, outcome.numbers[2].data(), model.routing_reports(), model.routing_values());

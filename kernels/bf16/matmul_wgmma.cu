@@ -53,6 +53,11 @@
 // Several products that are summed (matmul_bf16_joined()) are one walk of the producer's, from one's matrices to the
 // next's. What is multiplied of which the consumers need not know: they count strips.
 //
+// Rows of experts (WgmmaGroups) go in pieces of 256, a cluster's two tiles, cut from each expert's first row on. A tile
+// that is not full has rows of the next expert in it, which nobody stores, and the box of B that ends behind an
+// expert's columns has those of the next one. Past an expert's k come zeros of A, but of B, in nn, its neighbour's rows:
+// there k ends with a strip, or else 0 times NaN would come in.
+//
 // Tiles go in bands of 16 tiles of rows, down the columns of a band first: what runs at once then reads few rows of A
 // and few of B, and finds most of them in L2. Of an odd number of tiles the last cluster's second one lies outside: its
 // A comes as 0, and nothing of it is stored.
@@ -71,12 +76,14 @@
 #include "core/tma.cuh"
 #include "core/wgmma.cuh"
 #include "kernels/bf16/matmul_bf16_tile.cuh"
+#include "kernels/grouped_rows.cuh"
 
 namespace gated {
 
 constexpr int wgmma_tile_rows = 2 * wgmma_rows, wgmma_stages = 4;
 constexpr int wgmma_consumers = 2 * wgmma_threads, wgmma_block = wgmma_consumers + wgmma_threads;  // threads
-constexpr int wgmma_ranks = 2;                                                // blocks of a cluster
+constexpr int wgmma_ranks = 2;  // blocks of a cluster
+constexpr int wgmma_cluster_rows = wgmma_ranks * wgmma_tile_rows;
 constexpr int wgmma_band = 16 / wgmma_ranks;                                  // their tiles
 constexpr int wgmma_producer_registers = 24, wgmma_consumer_registers = 240;  // of a thread
 // Of the end, a warp: 16 rows of 32 columns. They lie 40 floats apart: as mma_end_pitch.
@@ -127,16 +134,24 @@ struct WgmmaStrip {
 // The tiles of all slices that go side by side, in the order in which clusters take them, one for each block.
 struct WgmmaTiles {
   unsigned rows, columns, slices;  // how many of a cluster one above the other, and side by side
+  size_t M;
+  WgmmaGroups groups;
 
+  // Of a cluster's tiles: rows from m0 on, those before m_end; which columns, which slice, whose B.
   struct Place {
-    unsigned row, column, slice;
+    size_t m0, m_end;
+    unsigned column, slice, expert;
+    __device__ bool is_empty() const { return m0 >= m_end; }
   };
   __device__ unsigned count() const { return rows * columns * slices; }
   __device__ Place at(unsigned tile) const {
     const unsigned slice = tile / (rows * columns), in_slice = tile % (rows * columns);
     const unsigned band = in_slice / (wgmma_band * columns), in_band = in_slice % (wgmma_band * columns);
     const unsigned first = band * wgmma_band, high = rows - first < wgmma_band ? rows - first : wgmma_band;
-    return {first + in_band % high, in_band / high, slice};
+    const unsigned row = first + in_band % high, column = in_band / high;
+    if (!groups.row_start) return {size_t{row} * wgmma_cluster_rows, M, column, slice, 0};
+    const GroupRows piece = group_rows(groups.row_start, groups.E, wgmma_cluster_rows, row);
+    return {piece.begin, piece.end, column, slice, unsigned(piece.expert)};
   }
 };
 
@@ -201,20 +216,25 @@ __global__ void __launch_bounds__(wgmma_block, 1)
     give_registers<wgmma_producer_registers>();
     if (threadIdx.x > wgmma_consumers) return;
     for (unsigned tile = first_tile; tile < tiles.count(); tile += clusters) {
-      const auto [row, column, slice] = tiles.at(tile);
+      const auto place = tiles.at(tile);
+      if (place.is_empty()) continue;
+      const int row = int(place.m0) + int(rank) * wgmma_tile_rows, column = int(place.column) * columns;
 #pragma unroll
       for (int f = 0; f < int(maps.most); f++) {
         if (f > joined) break;
-        int k = f == 0 ? int(slice * matmul_bf16_slice) : 0;
-        const int end = f == 0 ? k + depth_of(slice) : int(product.more.at[f - 1].K);
+        int k = f == 0 ? int(place.slice * matmul_bf16_slice) : 0;
+        const int K = int(f == 0 ? product.K : product.more.at[f - 1].K);
+        const int end = f == 0 ? k + depth_of(place.slice) : K;
+        const int of_expert = int(place.expert) * (b_along ? K : int(product.n_end));  // lines of B before its own
 #pragma unroll 1
         for (; k < end; k += wgmma_line, s++) {
           const unsigned i = s % wgmma_stages;
           unsigned char* const stage = stages + i * stage_bytes;
           empty[i].wait(s / wgmma_stages % 2 ^ 1);
           full[i].arrive(stage_bytes);
-          StripA::copy(stage, maps.a[f], int(row * wgmma_ranks + rank) * wgmma_tile_rows, k, full[i]);
-          StripB::copy(stage + wgmma_a_bytes, maps.b[f], int(column) * columns, k, full[i]);
+          StripA::copy(stage, maps.a[f], row, k, full[i]);
+          StripB::copy(stage + wgmma_a_bytes, maps.b[f], column + (b_along ? 0 : of_expert),
+                       k + (b_along ? of_expert : 0), full[i]);
         }
       }
     }
@@ -238,8 +258,10 @@ __global__ void __launch_bounds__(wgmma_block, 1)
 #pragma unroll 1
   for (unsigned tile = first_tile; tile < tiles.count(); tile += clusters) {
     const auto place = tiles.at(tile);
+    if (place.is_empty()) continue;
     MmaBlock<Out> block = product;
-    block.m0 = size_t{place.row * wgmma_ranks + rank} * wgmma_tile_rows;
+    block.m0 = place.m0 + rank * wgmma_tile_rows, block.m_end = place.m_end;
+    if (block.bias) block.bias += place.expert * block.n_end;
     block.n0 = size_t{place.column} * columns;
     if (tiles.slices > 1) take_slice(block, place.slice);
     const int strips = strips_of(depth_of(place.slice)) + joined_strips;
@@ -317,12 +339,18 @@ static bool slices_are_strips(std::span<const MmaFactors> factors) {
 template <class Out>
 bool matmul_wgmma(Matrix<Out> C, std::span<const MmaFactors> factors, size_t M, size_t N, Layout layout,
                   Accumulate accumulate, float* totals, const float* bias, const Activated& activated, Context& ctx,
-                  int columns, size_t slices) {
+                  int columns, size_t slices, const WgmmaGroups& groups) {
   constexpr size_t most = size_t{1} << 30;  // of a coordinate, which is an int
-  const WgmmaTiles tiles = {unsigned(ceil_div(M, wgmma_ranks * wgmma_tile_rows)), unsigned(ceil_div(N, columns)),
-                            unsigned(slices)};
-  const size_t count = slices * matmul_wgmma_tiles(M, N, columns), depth = joined_depth(factors);
-  if (depth == 0 || M > most || N > most || depth > most || count > most || !slices_are_strips(factors)) return false;
+  const size_t rows =
+      groups.row_start ? group_rows_grid(M, groups.E, wgmma_cluster_rows).x : ceil_div(M, wgmma_cluster_rows);
+  const size_t tiles_side_by_side = ceil_div(N, columns), depth = joined_depth(factors);
+  const size_t count = wgmma_ranks * rows * tiles_side_by_side * slices;
+  const auto ends_with_a_strip = [](const MmaFactors& f) { return f.K % wgmma_line == 0; };
+  if (depth == 0 || M > most || groups.E * N > most || groups.E * depth > most || count > most ||
+      !slices_are_strips(factors) ||
+      (groups.row_start && layout == Layout::nn && !std::ranges::all_of(factors, ends_with_a_strip)))
+    return false;
+  const WgmmaTiles tiles = {unsigned(rows), unsigned(tiles_side_by_side), unsigned(slices), M, groups};
 #ifdef __CUDACC__
   if (compute_capability() != 90) return false;
 #endif
@@ -345,8 +373,10 @@ bool matmul_wgmma(Matrix<Out> C, std::span<const MmaFactors> factors, size_t M, 
     WgmmaMaps<l> maps = {};
     if (factors.size() > maps.most) return false;
     for (size_t f = 0; f < factors.size(); f++) {
-      const TmaMatrix a = WgmmaStrip<l == Layout::tn, wgmma_tile_rows, 1>::matrix(factors[f].A, M, factors[f].K);
-      const TmaMatrix b = WgmmaStrip<l != Layout::nt, width, wgmma_ranks>::matrix(factors[f].B, N, factors[f].K);
+      // (B of all experts is one matrix, in nt of columns, in nn of k, one after the other)
+      const size_t K = factors[f].K, n = l == Layout::nt ? groups.E * N : N, k = l == Layout::nn ? groups.E * K : K;
+      const TmaMatrix a = WgmmaStrip<l == Layout::tn, wgmma_tile_rows, 1>::matrix(factors[f].A, M, K);
+      const TmaMatrix b = WgmmaStrip<l != Layout::nt, width, wgmma_ranks>::matrix(factors[f].B, n, k);
       if (tma_refuses(a) || tma_refuses(b)) return false;
       maps.a[f] = tensor_map(a), maps.b[f] = tensor_map(b);
     }
@@ -366,8 +396,8 @@ bool matmul_wgmma(Matrix<Out> C, std::span<const MmaFactors> factors, size_t M, 
   return false;
 }
 template bool matmul_wgmma(Matrix<float>, std::span<const MmaFactors>, size_t, size_t, Layout, Accumulate, float*,
-                           const float*, const Activated&, Context&, int, size_t);
+                           const float*, const Activated&, Context&, int, size_t, const WgmmaGroups&);
 template bool matmul_wgmma(Matrix<bf16>, std::span<const MmaFactors>, size_t, size_t, Layout, Accumulate, float*,
-                           const float*, const Activated&, Context&, int, size_t);
+                           const float*, const Activated&, Context&, int, size_t, const WgmmaGroups&);
 
 }  // namespace gated
