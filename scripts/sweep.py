@@ -217,14 +217,14 @@ def write_page(path, title, command, lines):
     write_whole(path, "\n".join([f"# {title}", "", f"`{command}`", "", *lines]) + "\n")
 
 
-def means(values, digits):
-    """Mean ± half the range of what the seeds came to, where None is a run that diverged."""
+def means(values, digits, missing=("diverges", "diverge")):
+    """Mean ± half the range of what the seeds came to, where None is a run that diverged, or what `missing` says."""
     trained = [v for v in values if v is not None]
     if not trained:
-        return "diverges"
+        return missing[0]
     middle, spread = middle_and_spread(trained)
     return (f"{middle:.{digits}f}" + (f" ± {spread:.{digits}f}" if len(trained) > 1 else "") +
-            (f" ({len(values) - len(trained)} of {len(values)} diverge)" if len(trained) < len(values) else ""))
+            (f" ({len(values) - len(trained)} of {len(values)} {missing[1]})" if len(trained) < len(values) else ""))
 
 
 # ---- a grid

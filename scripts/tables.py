@@ -147,7 +147,9 @@ def lines_of(table, contents):
         for name, c in columns.items():
             cell, paper = kept[name], row.paper.get(name)
             trained = any(v is not None for v in cell["values"])
-            text = {"ours": means(cell["values"], c.digits) if trained or c.run == "text" or paper is not None else "",
+            missing = [("not reached", "do not reach it")] * bool(row.at_loss_of)
+            text = {"ours": means(cell["values"], c.digits, *missing)
+                    if trained or c.run == "text" or paper is not None else "",
                     "gap": gap_text(cell, c),
                     "paper": "diverges" if paper is None and name in row.paper else "" if paper is None
                              else paper if isinstance(paper, str) else f"{paper:.{c.digits}f}",
