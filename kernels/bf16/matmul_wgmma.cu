@@ -34,13 +34,17 @@
 //   So the tensor core has strip s to do while a warp waits for the next, and the producer is up to three strips ahead,
 //   past the end of a tile too: while the consumers end one, the first strips of the next arrive.
 //
-//           block 0          L2          block 1          A strip of B is two boxes, or four (three) where rows run along
-//          +-------+                    +-------+         the lines. Each block asks for half of them, and L2 gives
-//          |  A 0  | <---- A            |  A 1  | <---- A  two thirds of the bytes that two blocks alone would ask for.
-//          +-------+                    +-------+         A box may come before this block's producer has announced
-//          | B box | <---- B box 0 ---> | B box |         its bytes: the barrier still waits for that arrival. It
-//          | B box | <---- B box 1 ---> | B box |         cannot come before the stage is empty, in both blocks.
-//          +-------+                    +-------+
+//           block 0           L2           block 1
+//          +-------+                      +-------+
+//          |  A 0  | <---- A 0            |  A 1  | <---- A 1
+//          +-------+                      +-------+
+//          | B box | <---- B box 0 -----> | B box |
+//          | B box | <---- B box 1 -----> | B box |
+//          +-------+                      +-------+
+//
+//   A strip of B is two boxes, or four (three) where rows run along the lines. Each block asks for every second one, and
+//   L2 gives two thirds of the bytes that the two would ask for alone. A box may come before this block's producer has
+//   announced its bytes: `full` still waits for that arrival. It cannot come before the stage is empty in both blocks.
 //
 // Registers. They are given to four warps at a time, so a ninth warp takes as many as a third warpgroup, and a thread
 // has 168. 128 are sums, and the end needs more than are left. So the producer's warpgroup gives most of its own away,
