@@ -21,7 +21,7 @@
 // and stores (not seen), variables that kernels only read and that are neither const nor shared memory
 // (reported as unwritten).
 //
-//   flags="-std=c++20 -O1 -g1 -gdwarf-4 -fopenmp -I. -DSIMT_RACE_SHADOW"    DWARF 4: addr2line then names the right file
+//   flags="-std=c++20 -O1 -g1 -gdwarf-4 -fopenmp -I. -DSIMT_RACE_SHADOW"     of DWARF 5 addr2line may name another file
 //   g++ $flags -fsanitize=thread -c tests/test_x.cpp tests/catch_main.cpp         every file but these two:
 //   g++ $flags -c core/simt.cpp core/race_shadow.cpp
 //   g++ *.o -fopenmp -lboost_context -o test_x                                    no -fsanitize=thread here
@@ -40,8 +40,9 @@ using Known = std::vector<uint32_t>;
 
 #ifdef SIMT_RACE_SHADOW
 // What the runtime tells: a launch begins, with its dynamic shared memory, which is the front of a larger piece, one
-// behind the other for the blocks of a cluster; a block begins, or a cluster; which thread goes on, to be recorded, and its stack, which is its own business; whether to record what
-// runs; who has met whom. The last one returns the distinct races of the launch, in words.
+// behind the other for the blocks of a cluster; a block begins, or a cluster; which thread goes on, to be recorded, and
+// its stack, which is its own business; whether to record what runs; who has met whom. The last one returns the
+// distinct races of the launch, in words.
 void launch_begins(const void* shared, size_t bytes, size_t piece, unsigned ranks);
 void block_begins();
 void runs(unsigned thread, const void* stack, size_t stack_bytes);

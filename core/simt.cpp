@@ -564,8 +564,9 @@ void run_block() {
   throw gated::Error(block.fault);
 }
 
-// Shared memory of a launch: of each block of a cluster the dynamic part and a margin after it, all NaN, so that reading
-// past the end shows too, and the static arrays, each of which is filled when the block's first thread comes past it.
+// Shared memory of a launch: of each block of a cluster the dynamic part and a margin after it, all NaN, so that
+// reading past the end shows too, and the static arrays, each of which is filled when the block's first thread comes
+// past it.
 class SharedMemory {
  public:
   SharedMemory(size_t bytes, unsigned ranks)

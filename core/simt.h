@@ -2,8 +2,8 @@
 // through in gdb without a GPU. A CUDA thread is a fiber; a collective suspends it until its partners come.
 //
 //   launch   blocks run one after another on the calling OS thread, a block's threads cooperatively: a thread
-//            runs until it returns or waits. So a kernel must not spin on what another has yet to write. The blocks of a
-//            cluster run together, as threads of one block would; messages number their threads through.
+//            runs until it returns or waits. So a kernel must not spin on what another has yet to write. The blocks of
+//            a cluster run together, as threads of one block would; messages number their threads through.
 //   order    SIMT_ORDER=forward|reverse|random|priority and SIMT_SEED=n, or simt::config: which runnable
 //            thread goes on. A correct kernel gives the same bits in every order; one that lacks a barrier
 //            seldom does.

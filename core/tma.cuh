@@ -19,15 +19,15 @@
 //   tma_copy(...)             a box into shared memory, on a boundary of 1024 bytes. All of its bytes count, those too
 //                             that lie outside of the matrix and come as 0
 //
-// Blocks of a cluster, neighbours that run at once (launch_clusters(), core/launch.cuh), reach each other's shared memory:
-// what two of them read of a matrix comes from L2 once, and into both.
+// Blocks of a cluster, neighbours that run at once (launch_clusters(), core/launch.cuh), reach each other's shared
+// memory: what two of them read of a matrix comes from L2 once, and into both.
 //
 //   cluster_rank()             which one of the cluster's blocks this is
 //   cluster_barrier()          all threads of all of them meet. Once before the first of what follows, behind the
 //                              fence_mbarrier_init() of whoever has made barriers; once behind the last, since a block
 //                              must not end while others may still write to it
-//   Mbarrier::arrive_at(rank)  one arrival, at that block's barrier in the same place. It says that this thread has read:
-//                              what it has written, another block may not have seen yet (that takes a fence of the GPU)
+//   Mbarrier::arrive_at(rank)  one arrival, at that block's barrier in the same place. It says that this thread has
+//                              read: what it has written another block may not have seen yet (that would take a fence)
 //   tma_copy_to_all<n>(...)    a box into each of n blocks, in the same place; its bytes count at the barrier of each
 //
 // Copies write by the async proxy, by which wgmma reads: between them the barrier is enough. So it is between products

@@ -5,8 +5,8 @@
 //                   the machine alone knows where. A host that follows such a pointer ends with a line that says so.
 //                   An address is given out once, and never again: memory that was given back is gone for good.
 //   kernels         are found by the names that nvcc gave them, in the folder where ptx/translate.py has put them
-//   a launch        runs all blocks to their end, one after another, those of a cluster together, or ends with the first
-//                   fault. A thread is a fiber, which runs until it waits for others
+//   a launch        runs all blocks to their end, one after another, those of a cluster together, or ends with the
+//                   first fault. A thread is a fiber, which runs until it waits for others
 // tests/test_ptx.cpp
 #pragma once
 #include <cstddef>
@@ -84,8 +84,8 @@ struct Extent {
 };
 
 enum class Fault { none, illegal_address, misaligned_address, launch_failure };
-// Runs a launch, its parameters laid out as kernel.parameters says, in clusters of so many blocks, neighbours in x. A fault is told on stderr: the kernel, the block,
-// the thread, the line of the source, the instruction.
+// Runs a launch, its parameters laid out as kernel.parameters says, in clusters of so many blocks, neighbours in x. A
+// fault is told on stderr: the kernel, the block, the thread, the line of the source, the instruction.
 Fault run(const Kernel& kernel, Extent grid, Extent block, unsigned cluster, size_t dynamic_shared,
           const void* parameters);
 

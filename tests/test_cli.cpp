@@ -835,7 +835,7 @@ TEST_CASE("cli: a shard that is cut short while a run reads it ends the run, beh
 TEST_CASE("cli: a stack too small for threads is made larger, or refused where it may not be", "[cli]") {
   const Cli f;
   // (What is in the environment stands on the stack too, before a program begins.)
-  const std::string raised = "ulimit -Ss 16; exec env -i ./train", kept = "ulimit -s 16; exec env -i ./train";
+  const std::string raised = "ulimit -Ss 128; exec env -i ./train", kept = "ulimit -s 128; exec env -i ./train";
   const std::string expected = f.fingerprint(tiny());
   for (const char* more : {"--threads=1", "--threads=2", "--device=emulated"}) {
     INFO(more);

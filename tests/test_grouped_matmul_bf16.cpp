@@ -16,8 +16,8 @@ const GroupedCase ragged[] = {
     {{2, 3}, 6, 0},
 };
 
-// By wgmma, in pieces of 256 rows: pieces that end in either of their tiles, nobody, two tiles of columns that end inside,
-// k that ends inside a strip, with NaN behind it (in nn it is left to others); two slices.
+// By wgmma, in pieces of 256 rows: pieces that end in either of their tiles, nobody, two tiles of columns that end
+// inside, k that ends inside a strip, with NaN behind it (in nn it is left to others); two slices.
 const GroupedCase wide[] = {{{300, 0, 90}, 264, 128}, {{1, 256, 130, 0, 257}, 24, 72}, {{260}, 24, 4096 + 64}};
 
 // Several slices of K, and several of an expert's rows: with as many experts as may have them, and with more.

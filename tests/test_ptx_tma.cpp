@@ -120,8 +120,8 @@ const Change Change::changes[] = {
     {"// registers\n", write + "fence.proxy.async.shared::cta;\nbar.sync 0;\n", "", true}};
 
 // Two blocks of a cluster, 64 threads each. Thread 0 of each asks for the box of its number, into both blocks, and each
-// block puts out both boxes, 96 bytes a thread; then the same with the two boxes below. In between the threads of a block
-// exchange their numbers, which stand behind the boxes.
+// block puts out both boxes, 96 bytes a thread; then the same with the two boxes below. In between the threads of a
+// block exchange their numbers, which stand behind the boxes.
 const std::string cluster_body = R"(.shared .align 1024 .b8 buffer[6144];
 .shared .align 8 .b8 barriers[16];
 .shared .align 4 .b8 numbers[256];

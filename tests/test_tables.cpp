@@ -260,7 +260,7 @@ def end_of(name, number, scale):
 ours, paper = "--norm=dyt --embedding-factor=50 --dyt-alpha=1", "--norm=dyt --embedding-scale=on"
 assert end_of("p2-1", "6", "minutes") == f"{ours} --lr=0.04 --min-lr=0.004"
 assert end_of("p2-1", "7", "minutes") == f"{ours} --lr=0.02 --min-lr=0.002"
-assert end_of("p3-5", "DyT", "minutes") == f"{ours} --lr=0.02 --min-lr=0.002"
+assert end_of("p3-5", "DyT", "minutes") == "--norm=dyt --init=fan-in --init-std=0.3 --dyt-alpha=1 --lr=0.01 --min-lr=0.001"
 assert end_of("p2-1", "7", "hours") == f"{paper} --lr=0.000581395 --min-lr=5.81395e-05"
 assert end_of("p2-1", "20", "minutes") == "--norm=gated --lr=0.01 --min-lr=0.001"
 )py");

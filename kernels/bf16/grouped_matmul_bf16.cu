@@ -56,8 +56,8 @@ void grouped_matmul_bf16_tn_ref(float* C, const bf16* A, const bf16* B, const in
 //   nt, nn   the tile's rows are a piece of an expert's rows (kernels/grouped_rows.cuh): blockIdx.x numbers the pieces,
 //            blockIdx.y the tiles along N
 //   tn       the tile lies in the C of expert blockIdx.z, and k runs over the expert's rows
-// Of nt and nn kernels/bf16/matmul_wgmma.cu makes what has enough rows, where there is such a GPU. In tn an expert's rows
-// are k, which ends anywhere, and what a box brings from behind its end are the next expert's: they stay here.
+// Of nt and nn kernels/bf16/matmul_wgmma.cu makes what has enough rows, where there is such a GPU. In tn an expert's
+// rows are k, which ends anywhere, and what a box brings from behind its end are the next expert's: they stay here.
 // Totals stand in scratch where there are several slices: in nt and nn where K > 4096, in tn for the experts with more
 // than 4096 rows, of which each has a matrix there.
 
@@ -152,7 +152,8 @@ size_t grouped_matmul_bf16_tn_scratch(const GroupedShape& s, Device device) {
   return tall_groups(s.M, s.E, matmul_bf16_slice) * s.N * s.K * sizeof(float);
 }
 
-// In nt and nn by wgmma, where an expert has half of a cluster's rows on average: with fewer most of them would be empty.
+// In nt and nn by wgmma, where an expert has half of a cluster's rows on average: with fewer most of them would be
+// empty.
 template <Layout layout>
 static bool grouped_by_wgmma(const GroupedMmaJob<bf16>& job, size_t M, Context& ctx) {
   if (M < job.E * 128) return false;

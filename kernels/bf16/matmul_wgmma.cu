@@ -42,9 +42,10 @@
 //          | B box | <---- B box 1 -----> | B box |
 //          +-------+                      +-------+
 //
-//   A strip of B is two boxes, or four (three) where rows run along the lines. Each block asks for every second one, and
-//   L2 gives two thirds of the bytes that the two would ask for alone. A box may come before this block's producer has
-//   announced its bytes: `full` still waits for that arrival. It cannot come before the stage is empty in both blocks.
+//   A strip of B is two boxes, or four (three) where rows run along the lines. Each block asks for every second one,
+//   and L2 gives two thirds of the bytes that the two would ask for alone. A box may come before this block's producer
+//   has announced its bytes: `full` still waits for that arrival. It cannot come before the stage is empty in both
+//   blocks.
 //
 // Registers. They are given to four warps at a time, so a ninth warp takes as many as a third warpgroup, and a thread
 // has 168. 128 are sums, and the end needs more than are left. So the producer's warpgroup gives most of its own away,
@@ -59,8 +60,8 @@
 //
 // Rows of experts (WgmmaGroups) go in pieces of 256, a cluster's two tiles, cut from each expert's first row on. A tile
 // that is not full has rows of the next expert in it, which nobody stores, and the box of B that ends behind an
-// expert's columns has those of the next one. Past an expert's k come zeros of A, but of B, in nn, its neighbour's rows:
-// there k ends with a strip, or else 0 times NaN would come in.
+// expert's columns has those of the next one. Past an expert's k come zeros of A, but of B, in nn, its neighbour's
+// rows: there k ends with a strip, or else 0 times NaN would come in.
 //
 // Tiles go in bands of 16 tiles of rows, down the columns of a band first: what runs at once then reads few rows of A
 // and few of B, and finds most of them in L2. Of an odd number of tiles the last cluster's second one lies outside: its
@@ -105,8 +106,8 @@ constexpr size_t wgmma_shared(int columns) {
          2 * wgmma_stages * sizeof(Mbarrier) + wgmma_group_bytes;
 }
 
-// One operand: `rows` rows of A, or columns of B, of a tile, and 64 k at a time. One that blocks share comes in at least
-// as many boxes as they are.
+// One operand: `rows` rows of A, or columns of B, of a tile, and 64 k at a time. One that blocks share comes in at
+// least as many boxes as they are.
 template <bool rows_along, int rows, int ranks>
 struct WgmmaStrip {
   static constexpr int box_rows = rows_along ? wgmma_line : rows / ranks,

@@ -5,21 +5,22 @@
 
 namespace gated {
 
-// Tiles of 128 rows and so many columns: what a block makes at a time, and two blocks one above the other.
+// Tiles of 128 rows and so many columns: what a block makes at a time.
 constexpr size_t matmul_wgmma_tiles(size_t M, size_t N, int columns) {
-  return 2 * ceil_div(M, 2 * 128) * ceil_div(N, columns);
+  return ceil_div(M, 128) * ceil_div(N, columns);
 }
 
 // The width of tiles that is done first: where there are too few wide ones, or few in the last wave, narrow ones are.
+// Two blocks take two tiles, one above the other, though the lower one lie outside.
 constexpr int matmul_wgmma_columns(size_t M, size_t N, size_t slices, size_t multiprocessors) {
   const auto time = [&](int columns) {
-    return ceil_div(slices * matmul_wgmma_tiles(M, N, columns), multiprocessors) * columns;
+    return ceil_div(slices * matmul_wgmma_tiles(round_up(M, 256), N, columns), multiprocessors) * columns;
   };
   return time(192) < time(256) ? 192 : 256;
 }
 
-// Rows that belong to experts, each with a B of its own: those of expert e are row_start[e] to row_start[e + 1] - 1, and
-// B, and the bias, stand E times one after the other. On the device, as the counts are (kernels/grouped_rows.cuh).
+// Rows that belong to experts, each with a B of its own: those of expert e are row_start[e] to row_start[e + 1] - 1,
+// and B, and the bias, stand E times one after the other. On the device, as the counts are (kernels/grouped_rows.cuh).
 struct WgmmaGroups {
   const int* row_start = nullptr;  // null: one product
   size_t E = 1;
