@@ -243,7 +243,6 @@ __global__ void __launch_bounds__(wgmma_block, 1)
         }
       }
     }
-    cluster_barrier();  // (see the end)
     return;
   }
 
@@ -324,7 +323,9 @@ __global__ void __launch_bounds__(wgmma_block, 1)
       __syncwarp();
     }
   }
-  cluster_barrier();  // nobody comes to this block's barriers any more, nor a box into its ring
+  // Behind it nobody comes to this block's barriers, nor a box into its ring: the other block's consumers have had all
+  // that its producer asked for.
+  cluster_barrier();
 }
 
 // Each of several factors begins with a strip of its own, which may end in zeros: more of them than joined_depth() has,
