@@ -1,6 +1,6 @@
 // planted_bugs: kernels with one fault each, and, with fault = false, the same kernel without it. What finds
 // them is shown by test_planted_bugs.cpp. (What the emulator refuses in every build, barriers and lanes that do not
-// meet, and shared memory that is NaN at first: test_simt.cpp. What ldmatrix reads: test_mma.cpp.)
+// meet: test_simt.cpp. What ldmatrix reads: test_mma.cpp.)
 //
 // All run on `blocks` blocks of `threads` threads with shared_bytes of dynamic shared memory, read x
 // (elements floats) and write y, one float a thread.
@@ -140,6 +140,24 @@ KERNEL(store_among_atomics) {
   }
   if (!fault) __syncthreads();
   if (threadIdx.x == 32) atomicAdd(sum, 1.0f);
+}
+
+// A full warp adds up one float a warp: 32 floats, of which 8 were written.
+template <bool fault>
+__device__ inline void sum_of_partials(float* y, const float* x, float* partial) {
+  const unsigned lane = threadIdx.x % 32;
+  const float v = warp_sum(x[own()]);
+  if (lane == 0) partial[threadIdx.x / 32] = v;
+  __syncthreads();
+  y[own()] = warp_sum(fault || lane < warps ? partial[lane] : 0.0f);
+}
+KERNEL(unwritten_dynamic) {
+  DYNAMIC_SHARED(float, partial);
+  sum_of_partials<fault>(y, x, partial);
+}
+KERNEL(unwritten_static) {
+  STATIC_SHARED(float, partial, [32]);
+  sum_of_partials<fault>(y, x, partial);
 }
 
 // All blocks add to one word. Integers, so that the order of the additions does not show.

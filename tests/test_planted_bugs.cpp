@@ -100,6 +100,8 @@ const Bug bugs[] = {
     {BUG(store_among_atomics), true, true, race},
     {BUG(add_without_atomic), false, false, race},  // fibers do not interrupt each other
     {BUG(read_other_block), false, false, race},    // blocks run in sequence
+    {BUG(unwritten_dynamic), true, true, race},
+    {BUG(unwritten_static), true, true, race},
     {BUG(past_the_end_global), true, true, nan_found},
     {BUG(past_the_end_dynamic), true, true, race},
     {BUG(past_the_end_static), false, true, race},
@@ -172,4 +174,7 @@ TEST_CASE("planted bugs: the first cause of a race comes first, and all are coun
                              ". Then: block ", "; and "}));
     REQUIRE(simt::races().size() > 3);
   }
+  // What nobody writes stays what it is.
+  const Outcome unwritten = find_in_order(planted::unwritten_dynamic<true>, {}, 0);
+  REQUIRE(contains(unwritten.said, "shared memory that no thread of its block has written yet"));
 }

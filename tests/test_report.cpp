@@ -219,6 +219,7 @@ plots.find_matplotlib()
 from types import SimpleNamespace
 import numpy
 from reporting.figures import final_over_training, final_over_training_scale, stream, thinned
+from reporting.table import small
 # Dimensions by their mean over all tokens and states. Two states of two tokens; there are more, among which dimension 0 is the smallest and dimension 2 the largest.
 by_token = numpy.array([[[9, 2, 1], [9, 4, 3]], [[7, 2, 1], [7, 0, 3]]])
 mean = numpy.array([[1, 2, 3], [1, 3, 2.5]])
@@ -241,6 +242,10 @@ unknown = numpy.full((2, 3), numpy.nan)
 scale = final_over_training_scale([of(unknown), of(numpy.concatenate([unknown, [[1, 2, 8]]]))])
 assert 1 <= scale.vmin < 1.1 and scale.vmax == 8
 assert final_over_training_scale([of(unknown)]).vmin > 0
+# What stands below a number, of two others: nothing where the run lacks one of them.
+below = small("{} of {}", ("a", "{:.0f}"), ("b", "{:.1%}"))
+assert below(SimpleNamespace(last={"a": 3, "b": 0.5}.get)) == "3 of 50.0%"
+assert below(SimpleNamespace(last={"a": 3}.get)) == ""
 )py");
 }
 
@@ -426,6 +431,9 @@ print(json.dumps([refusal(folder) or "accepted" for folder in json.load(open("fo
   f.write("short/log.jsonl", "{\"step\":1,\"loss\":2}\n");
   REQUIRE(f.run_report("short --out=page.html/page.html").text ==
           "error: page.html/page.html: cannot write: Not a directory\n");
+  f.write("modules/matplotlib/__init__.py", "raise ImportError\n");
+  require_refused_at_once(f.run("PYTHONPATH=modules {repo}/scripts/report.py good"),
+                          "has no matplotlib: run scripts/setup.sh --plots");
 }
 
 TEST_CASE("report: what --out names is written to, not replaced, where it is a link or no file", "[report]") {

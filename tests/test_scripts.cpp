@@ -99,12 +99,12 @@ TEST_CASE("scripts: what kernels take of a GPU is held to the table", "[scripts]
 TEST_CASE("scripts: setup says which options it has, and what --into cannot bring", "[scripts]") {
   const Folder f;
   const char* const of_python = "setup: --into is for libraries; what Python needs comes with: python3 -m pip";
-  for (const auto& [options, said] : {std::pair("--into",
-                                                "setup: unknown option --into; expected --tests, --bench, --plots, "
-                                                "--book, --ranks, --into=DIR or --from=PACKAGES\n"),
-                                      {"--into=", "setup: unknown option --into=; expected "},
-                                      {"--all", "setup: unknown option --all; expected "},
-                                      {"--plots --into=deps", of_python},
+  for (const char* option : {"--into", "--into=", "--all"})
+    REQUIRE(ended(f.run(format("{repo}/scripts/setup.sh %s", option)), 1).text ==
+            format("setup: unknown option %s; expected --tests, --bench, --plots, --book, --ranks, --into=DIR or "
+                   "--from=PACKAGES\n",
+                   option));
+  for (const auto& [options, said] : {std::pair("--plots --into=deps", of_python),
                                       {"--book --into=deps", of_python},
                                       {"--ranks --into=deps", "setup: --into brings no MPI"},
                                       {"--from=packages", "setup: --from says what --into=DIR unpacks"},
