@@ -569,44 +569,42 @@ void run_block() {
 // past it.
 class SharedMemory {
  public:
-  SharedMemory(size_t bytes, unsigned ranks)
-      : bytes_(bytes), pitch_((config.shared_limit + margin + 1023) / 1024 * 1024) {
-    if (const size_t all = pitch_ * ranks; all > capacity) {
-      free(begin);
-      begin = static_cast<unsigned char*>(aligned_alloc(1024, all));
-      require(begin, "simt: no memory for %zu bytes of dynamic shared memory", all);
+  SharedMemory(size_t bytes, unsigned ranks) {
+    block.dynamic_bytes = bytes;
+    block.shared_pitch = (config.shared_limit + margin + 1023) / 1024 * 1024;
+    block.static_arrays.clear();
+    if (const size_t all = ranks * block.shared_pitch; all > capacity) {
+      free(block.shared);
+      block.shared = static_cast<unsigned char*>(aligned_alloc(1024, all));
+      require(block.shared, "simt: no memory for %zu bytes of dynamic shared memory", all);
       capacity = all;
     }
+    dynamic_shared = block.shared;
     for (unsigned rank = 0; rank < ranks; rank++) {
-      memset(begin + rank * pitch_ + bytes, 0xFF, margin);
-      ASAN(ASAN_POISON_MEMORY_REGION(begin + rank * pitch_ + bytes, pitch_ - bytes);)
+      memset(of(rank) + bytes, 0xFF, margin);
+      ASAN(ASAN_POISON_MEMORY_REGION(of(rank) + bytes, block.shared_pitch - bytes);)
     }
-    shadow::launch_begins(begin, bytes, pitch_, ranks);
-    dynamic_shared = block.shared = begin;
-    block.dynamic_bytes = bytes;
-    block.shared_pitch = pitch_;
-    block.static_arrays.clear();
+    shadow::launch_begins(block.shared, bytes, block.shared_pitch, ranks);
   }
-  ~SharedMemory() { ASAN(ASAN_UNPOISON_MEMORY_REGION(begin, capacity);) }
+  ~SharedMemory() { ASAN(ASAN_UNPOISON_MEMORY_REGION(block.shared, capacity);) }
   void fill() {
-    for (unsigned rank = 0; rank < block.ranks; rank++) memset(begin + rank * pitch_, 0xFF, bytes_);
+    for (unsigned rank = 0; rank < block.ranks; rank++) memset(of(rank), 0xFF, block.dynamic_bytes);
     for (StaticArray& a : block.static_arrays) a.filled = false;
   }
   void check_margin() {
     ASAN(return;)  // the write has ended the process
     for (unsigned rank = 0; rank < block.ranks; rank++) {
-      const unsigned char *behind = begin + rank * pitch_ + bytes_, *end = behind + margin;
+      const unsigned char *begin = of(rank), *behind = begin + block.dynamic_bytes, *end = behind + margin;
       const auto* byte = std::find_if(behind, end, [](unsigned char b) { return b != 0xFF; });
       require(byte == end, "simt: block (%u,%u,%u) wrote byte %zu of %zu bytes of dynamic shared memory",
-              block.first_x + rank, blockIdx.y, blockIdx.z, bytes_ + size_t(byte - behind), bytes_);
+              block.first_x + rank, blockIdx.y, blockIdx.z, size_t(byte - begin), block.dynamic_bytes);
     }
   }
 
  private:
+  static unsigned char* of(unsigned rank) { return block.shared + rank * block.shared_pitch; }
   static constexpr size_t margin = 512;
-  static inline unsigned char* begin = nullptr;
   static inline size_t capacity = 0;
-  const size_t bytes_, pitch_;
 };
 
 }  // namespace

@@ -42,7 +42,7 @@ const int multiprocessors = Counter::wanted() ? 132 : 4;  // few, so that small 
 constexpr size_t counted_copy = 1 << 20;                  // what is copied where nothing but counts is wanted
 constexpr int most_threads = 1024;
 constexpr int most_block[] = {1024, 1024, 64}, most_grid[] = {0x7fffffff, 65535, 65535}, most_cluster = 8;
-constexpr size_t most_in_cluster = 4096;  // threads
+constexpr size_t most_in_cluster = 4096;  // threads: what each knows of each other is kept
 constexpr int most_pitch = 0x7fffffff;
 
 const Gpu& gpu() {

@@ -11,11 +11,8 @@ using ptx::Fault;
 
 constexpr unsigned threads = 64, box_lines = 24, box_words = box_lines * 64;
 
-// Thread 0 makes two barriers and asks for a box; all wait for it and put it out, 48 bytes a thread. Then the same with
-// the box below, over the first, once each warp has arrived at the second barrier.
-const std::string body = R"(.shared .align 1024 .b8 buffer[3072];
-.shared .align 8 .b8 barriers[16];
-ld.param.u64 %rd2, [out];
+// What the kernels below begin with, and how they wait for boxes and put out so many bytes of them a thread.
+const std::string opening = R"(ld.param.u64 %rd2, [out];
 ld.param.u32 %r5, [x];
 ld.param.u32 %r6, [y];
 cvta.to.global.u64 %rd2, %rd2;
@@ -27,9 +24,24 @@ mov.u32 %r11, barriers;
 and.b32 %r2, %r1, 31;
 setp.ne.s32 %p1, %r1, 0;
 setp.ne.s32 %p2, %r2, 0;
+mov.u32 %r20, 0;
+)";
+const std::string full = R"(FULL:
+mbarrier.try_wait.parity.shared::cta.b64 %p3, [%r11], %r20;
+@!%p3 bra FULL;
+)";
+std::string put_out(unsigned bytes) {
+  return each(0, bytes, 16, [](unsigned i) {
+    return with("ld.shared.v4.u32 {%r30, %r31, %r32, %r33}, [%r12+#];\n", i) +
+           with("st.global.v4.u32 [%rd6+#], {%r30, %r31, %r32, %r33};\n", i);
+  });
+}
+
+// Thread 0 makes two barriers and asks for a box; all wait for it and put it out, 48 bytes a thread. Then the same with
+// the box below, over the first, once each warp has arrived at the second barrier.
+const std::string body = ".shared .align 1024 .b8 buffer[3072];\n.shared .align 8 .b8 barriers[16];\n" + opening + R"(
 mad.lo.s32 %r12, %r1, 48, %r10;
 mad.wide.u32 %rd6, %r1, 48, %rd2;
-mov.u32 %r20, 0;
 mov.u32 %r21, 1;
 @%p1 bra MADE;
 mbarrier.init.shared::cta.b64 [%r11], 1;
@@ -43,16 +55,7 @@ AGAIN:
 mbarrier.arrive.expect_tx.shared::cta.b64 _, [%r11], 3072;
 cp.async.bulk.tensor.2d.shared::cluster.global.mbarrier::complete_tx::bytes [%r10], [%rd4, {%r5, %r6}], [%r11];
 ASKED:
-FULL:
-mbarrier.try_wait.parity.shared::cta.b64 %p3, [%r11], %r20;
-@!%p3 bra FULL;
-ld.shared.v4.u32 {%r30, %r31, %r32, %r33}, [%r12];
-st.global.v4.u32 [%rd6], {%r30, %r31, %r32, %r33};
-ld.shared.v4.u32 {%r30, %r31, %r32, %r33}, [%r12+16];
-st.global.v4.u32 [%rd6+16], {%r30, %r31, %r32, %r33};
-ld.shared.v4.u32 {%r30, %r31, %r32, %r33}, [%r12+32];
-st.global.v4.u32 [%rd6+32], {%r30, %r31, %r32, %r33};
-bar.warp.sync -1;
+)" + full + put_out(48) + R"(bar.warp.sync -1;
 @%p2 bra GIVEN;
 mbarrier.arrive.shared::cta.b64 _, [%r11+8];
 GIVEN:
@@ -73,7 +76,6 @@ bra AGAIN;
 const std::string parameters =
     "\t.param .align 64 .b8 map[128],\n\t.param .u64 out,\n\t.param .u32 x,\n\t.param .u32 y";
 
-const std::string full = "FULL:\nmbarrier.try_wait.parity.shared::cta.b64 %p3, [%r11], %r20;\n@!%p3 bra FULL;\n";
 const std::string inc = "setmaxnreg.inc.sync.aligned.u32 ", dec = "setmaxnreg.dec.sync.aligned.u32 ";
 const std::string write = "mov.u32 %r34, 0;\nst.shared.u32 [%r12], %r34;\n";
 
@@ -122,28 +124,18 @@ const Change Change::changes[] = {
 // Two blocks of a cluster, 64 threads each. Thread 0 of each asks for the box of its number, into both blocks, and each
 // block puts out both boxes, 96 bytes a thread; then the same with the two boxes below. In between the threads of a
 // block exchange their numbers, which stand behind the boxes.
+const std::string multicast =
+    "cp.async.bulk.tensor.2d.shared::cluster.global.mbarrier::complete_tx::bytes.multicast::cluster ";
 const std::string cluster_body = R"(.shared .align 1024 .b8 buffer[6144];
 .shared .align 8 .b8 barriers[16];
 .shared .align 4 .b8 numbers[256];
-ld.param.u64 %rd2, [out];
-ld.param.u32 %r5, [x];
-ld.param.u32 %r6, [y];
-cvta.to.global.u64 %rd2, %rd2;
-mov.b64 %rd3, map;
-cvta.param.u64 %rd4, %rd3;
-mov.u32 %r1, %tid.x;
+)" + opening + R"(
 mov.u32 %r3, %cluster_ctarank;
-mov.u32 %r10, buffer;
-mov.u32 %r11, barriers;
-and.b32 %r2, %r1, 31;
-setp.ne.s32 %p1, %r1, 0;
-setp.ne.s32 %p2, %r2, 0;
 mad.lo.s32 %r12, %r1, 96, %r10;
 mad.lo.s32 %r13, %r3, 3072, %r10;
 mad.lo.s32 %r6, %r3, 24, %r6;
 mad.wide.u32 %rd5, %r3, 12544, %rd2;
 mad.wide.u32 %rd6, %r1, 96, %rd5;
-mov.u32 %r20, 0;
 @%p1 bra MADE;
 mbarrier.init.shared::cta.b64 [%r11], 1;
 mbarrier.init.shared::cta.b64 [%r11+8], 4;
@@ -156,21 +148,9 @@ AGAIN:
 @%p1 bra ASKED;
 mbarrier.arrive.expect_tx.shared::cta.b64 _, [%r11], 6144;
 mov.u16 %rs1, 3;
-)" + std::string("cp.async.bulk.tensor.2d.shared::cluster.global.mbarrier::complete_tx::bytes.multicast::cluster ") +
-                                 R"([%r13], [%rd4, {%r5, %r6}], [%r11], %rs1;
+)" + multicast + R"([%r13], [%rd4, {%r5, %r6}], [%r11], %rs1;
 ASKED:
-FULL:
-mbarrier.try_wait.parity.shared::cta.b64 %p3, [%r11], %r20;
-@!%p3 bra FULL;
-)" +
-                                 each(0, 96, 16,
-                                      [](unsigned i) {
-                                        return with(
-                                            "ld.shared.v4.u32 {%r30, %r31, %r32, %r33}, [%r12+#];\n"
-                                            "st.global.v4.u32 [%rd6+#], {%r30, %r31, %r32, %r33};\n",
-                                            i, i);
-                                      }) +
-                                 R"(bar.warp.sync -1;
+)" + full + put_out(96) + R"(bar.warp.sync -1;
 @%p2 bra GIVEN;
 mapa.shared::cluster.u32 %r40, %r11, 0;
 mbarrier.arrive.shared::cluster.b64 _, [%r40+8];
@@ -250,19 +230,13 @@ struct alignas(64) Given {
   uint32_t x, y;
 };
 
-Run run(const std::string& name, const Device<uint16_t>& in, uint32_t x, uint32_t y, unsigned block = threads) {
-  const Device<uint16_t> out(2 * box_words);
+// In one block; or in the two of a cluster.
+Run run(const std::string& name, const Device<uint16_t>& in, uint32_t x, uint32_t y, unsigned block = threads,
+        unsigned blocks = 1) {
+  const Device<uint16_t> out(blocks == 1 ? 2 * box_words : blocks * (4 * box_words + 2 * threads));
   Given given{{}, out.address(), x, y};
   ptx::write_tensor_map(given.map, {in.address(), length, lines, 2 * pitch, box_lines});
-  const Ended ended = ptx_test::run(name, {}, {block, 1, 1}, &given);
-  return {ended, {out.host(), out.host() + out.n}};
-}
-
-Run run_cluster(const std::string& name, const Device<uint16_t>& in, uint32_t x, uint32_t y) {
-  const Device<uint16_t> out(2 * (4 * box_words + 2 * threads));
-  Given given{{}, out.address(), x, y};
-  ptx::write_tensor_map(given.map, {in.address(), length, lines, 2 * pitch, box_lines});
-  const Ended ended = ptx_test::run(name, {2, 1, 1}, {threads, 1, 1}, &given, 0, 2);
+  const Ended ended = ptx_test::run(name, {blocks, 1, 1}, {block, 1, 1}, &given, 0, blocks);
   return {ended, {out.host(), out.host() + out.n}};
 }
 
@@ -313,7 +287,7 @@ TEST_CASE("tma: a box comes into both blocks of a cluster") {
         both.insert(both.end(), boxes.begin(), boxes.end());
         for (unsigned i = 0; i < threads; i++) both.push_back(uint16_t(100 * rank + (i ^ 33))), both.push_back(0);
       }
-      const Run r = run_cluster("cluster", in, 8, 3);
+      const Run r = run("cluster", in, 8, 3, threads, 2);
       CHECK(r.text == "");
       REQUIRE(r.fault == Fault::none);
       REQUIRE(r.out == both);
@@ -324,7 +298,7 @@ TEST_CASE("tma: what blocks of a cluster do wrong to each other") {
   const Device<uint16_t> in(numbers());
   for (const Change& c : cluster_changes) {
     const Environment set("PTX_RACES", c.races ? "1" : "0");
-    const Run r = run_cluster(with("cluster#", &c - cluster_changes), in, 0, 0);
+    const Run r = run(with("cluster#", &c - cluster_changes), in, 0, 0, threads, 2);
     INFO(c.what << " => " << c.by << ": " << r.text);
     CHECK(r.fault == Fault::launch_failure);
     CHECK(has(r.text, c.why));
