@@ -129,7 +129,7 @@ void exchange(vec& a, vec& b) {
 }
 
 template <int s = lanes / 2>
-void transpose(vec (&row)[lanes]) {
+[[gnu::always_inline]] inline void transpose(vec (&row)[lanes]) {
 #pragma GCC unroll 16
   for (size_t i = 0; i < lanes; i++)
     if (!(i & s)) exchange<s>(row[i], row[i + s]);

@@ -12,9 +12,10 @@ constexpr size_t row_chains = 128;
 constexpr size_t column_slice = 128;
 constexpr size_t buffer_chunk = 16384;
 
-// chain[row_chains] -> their sum.
+// chain[row_chains] -> their sum. (Inline always: of one function in several objects the linker takes any, and some are
+// compiled without optimisation.)
 template <class T>
-T row_chains_total(const T* chain) {
+[[gnu::always_inline]] inline T row_chains_total(const T* chain) {
   T lane[32];
   for (int l = 0; l < 32; l++) lane[l] = (chain[4 * l] + chain[4 * l + 1]) + (chain[4 * l + 2] + chain[4 * l + 3]);
   for (int apart = 16; apart > 0; apart /= 2)

@@ -162,7 +162,7 @@ IN_FLOAT_AND_BF16(gated_norm_forward_cpu);
 
 size_t gated_norm_backward_cpu_scratch(const GatedNormShape& s) {
   const size_t rows = s.N * (s.C + s.scores() + 2 * s.rank), sums = ceil_div(s.N, column_slice) * (2 * s.C + 1);
-  return (rows + sums + omp_get_max_threads() * backward_block_floats(s)) * sizeof(float);
+  return (rows + sums + s.rank * s.scores() + omp_get_max_threads() * backward_block_floats(s)) * sizeof(float);
 }
 
 template <class S>
@@ -172,7 +172,7 @@ void gated_norm_backward_cpu(S* dx, S* dbranch, const GatedNormGradients& gradie
   const size_t N = shape.N, C = shape.C, rank = shape.rank, scores = shape.scores();
   const size_t slices = ceil_div(N, column_slice), block_rows = rows_of_block(N, C);
   float *const all_n = scratch, *const all_dz = all_n + N * C, *const all_a = all_dz + N * scores;
-  float *const all_dlow = all_a + N * rank, *const column_sums = all_dlow + N * rank;
+  float *const all_dlow = all_a + N * rank, *const dup = all_dlow + N * rank, *const column_sums = dup + rank * scores;
   const ColumnSums sums = {column_sums, column_sums + slices * C, column_sums + 2 * slices * C};
   float* const blocks = column_sums + slices * (2 * C + 1);
   std::fill(column_sums, blocks, 0.0f);
@@ -196,7 +196,10 @@ void gated_norm_backward_cpu(S* dx, S* dbranch, const GatedNormGradients& gradie
     norm_backward_rows(dx, dbranch, sums, dns, units, in, r, weights, shape, row0, rows);
   }
   matmul_cpu(gradients.down, all_dlow, all_n, rank, C, N, Layout::tn, Accumulate::yes);
-  matmul_cpu(gradients.up, all_dz, all_a, scores, rank, N, Layout::tn, Accumulate::yes);
+  // The gradient of up, transposed: so dz, which is wide, is read as it lies.
+  matmul_cpu(dup, all_a, all_dz, rank, scores, N, Layout::tn, Accumulate::no);
+  for (size_t c = 0; c < scores; c++)
+    for (size_t i = 0; i < rank; i++) gradients.up[c * rank + i] += dup[i * scores + c];
   column_add_slices_cpu(std::array{gradients.w}, sums.w, slices, C);
   if (rms) return;
   column_add_slices_cpu(std::array{gradients.b}, sums.b, slices, C);

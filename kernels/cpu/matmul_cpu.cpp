@@ -14,8 +14,10 @@
 //   tile     14 rows by 2 vectors of C in 28 registers: each k brings 2 vectors of B and 14 numbers of A, each of which
 //            goes to all lanes                                                               (numbers for AVX-512)
 //
-// With a few rows of A there is nothing to keep a packed B for: these read B as it lies (core/row_dots_cpu.h), where
-// that is by rows of k, and take as long as memory needs to bring it.
+// A copy into strips is work that multiplies nothing, and is left out where too little is multiplied with it:
+//   - A few rows of A read B as it lies (core/row_dots_cpu.h), where that is by rows, and take as long as memory needs
+//     to bring it. A few columns of B read A as it lies.
+//   - Where B lies by lines of k, its copy is made by the first tile that multiplies it.
 //
 // A strip is k-major: strip[k*width + i]. The last strip of B is filled up with zeros, columns that no output has. k is
 // never filled up. tests/test_matmul.cpp
@@ -55,6 +57,8 @@ struct Destination {
   bool accumulate;
   const float* bias;  // of these columns, or null
   size_t cols;        // that C has in this tile
+  // C of the tile that memory is asked for: this one, or where too few k come before its end, the next one.
+  float* soon = nullptr;
 };
 
 // Memory that will be wanted soon. Tiles ask for it, each for the lines of a few rows, one every 2^shift k: line n
@@ -93,10 +97,30 @@ inline Ahead ahead_across_k(const float* data, size_t ld, unsigned log, size_t d
   return {data, cache_line, ld, log, shift, rows * ld, ceil_div(depth, rows)};
 }
 
-template <size_t rows, size_t vecs>
-void tile(const Destination& to, const float* a, const float* b, const Ahead& next, size_t depth) {
+// Which strips are packed when a tile begins.
+enum class Packed {
+  both,
+  a,  // B lies by lines of k: this tile, the first of its strip, reads it there and packs it beside its multiplications
+  b   // A lies by rows, and is read there
+};
+
+// A strip of A and one of B, packed and as they lie.
+struct Strips {
+  const float* a;
+  float* b;
+  const float *a_lies, *b_lies;
+  size_t lda, ldb;
+};
+
+template <size_t rows, size_t vecs, Packed packed>
+void tile(const Destination& to, const Strips& from, const Ahead& next, size_t depth) {
   const Ahead ahead = next;        // in registers
   constexpr size_t distance = 16;  // how many k ahead of their use A and B come from L2 to L1
+  constexpr size_t far = 24;       // and lines of B that are not packed from memory to L2
+  const float *a = from.a, *line = from.b_lies, *row[rows];
+  float* b = from.b;
+  const size_t ldb = from.ldb;
+  for (size_t i = 0; i < rows; i++) row[i] = from.a_lies + i * from.lda;
   vec chain[rows][vecs];
 #pragma GCC unroll 16
   for (size_t i = 0; i < rows; i++)
@@ -107,20 +131,27 @@ void tile(const Destination& to, const float* a, const float* b, const Ahead& ne
   for (size_t top = 0; top < rows; top += 4) {
     const size_t bottom = std::min(top + 4, rows), stop = depth * bottom / rows;
     for (size_t i = top; i < bottom; i++)
-      for (size_t j = 0; j < vecs; j++) __builtin_prefetch(to.C + i * to.ldc + j * lanes, 1);
+      for (size_t j = 0; j < vecs; j++) __builtin_prefetch(to.soon + i * to.ldc + j * lanes, 1);
     for (; k < stop; k++, a += rows, b += vecs * lanes) {
       vec bk[vecs];
 #pragma GCC unroll 2
       for (size_t j = 0; j < vecs; j++) {
-        bk[j] = load(b + j * lanes);
-        __builtin_prefetch(b + (distance * vecs + j) * lanes);
+        if (packed == Packed::a) {
+          bk[j] = load(line + j * lanes);
+          store(b + j * lanes, bk[j]);
+          __builtin_prefetch(line + far * ldb + j * lanes, 0, 2);
+        } else {
+          bk[j] = load(b + j * lanes);
+          __builtin_prefetch(b + (distance * vecs + j) * lanes);
+        }
       }
-      __builtin_prefetch(a + distance * rows);
+      if (packed == Packed::a) line += ldb;
+      if (packed != Packed::b) __builtin_prefetch(a + distance * rows);
       if (vecs > 1) __builtin_prefetch(ahead.line_at(k), 0, 2);
       Broadcasts<rows % lanes == 0> numbers{a};
 #pragma GCC unroll 16
       for (size_t i = 0; i < rows; i++) {
-        const vec ai = numbers(i);
+        const vec ai = packed == Packed::b ? broadcast(row[i][k]) : numbers(i);
 #pragma GCC unroll 2
         for (size_t j = 0; j < vecs; j++) chain[i][j] = fma(ai, bk[j], chain[i][j]);
       }
@@ -140,19 +171,26 @@ void tile(const Destination& to, const float* a, const float* b, const Ahead& ne
     }
 }
 
-using TileFunction = void (*)(const Destination&, const float*, const float*, const Ahead&, size_t);
+using TileFunction = void (*)(const Destination&, const Strips&, const Ahead&, size_t);
+
+template <size_t vecs, Packed packed>
+TileFunction tile_of(size_t rows) {
+  if constexpr (packed != Packed::b)
+    if (rows == tile_rows) return tile<tile_rows, vecs, packed>;
+  if (rows == half_rows) return tile<half_rows, vecs, packed>;
+  return rows == 4 ? tile<4, vecs, packed> : rows == 2 ? tile<2, vecs, packed> : tile<1, vecs, packed>;
+}
 
 template <size_t vecs>
-TileFunction tile_of(size_t rows) {
-  if (rows == tile_rows) return tile<tile_rows, vecs>;
-  if (rows == half_rows) return tile<half_rows, vecs>;
-  return rows == 4 ? tile<4, vecs> : rows == 2 ? tile<2, vecs> : tile<1, vecs>;
+TileFunction tile_of(size_t rows, Packed packed) {
+  if (packed == Packed::a) return tile_of<tile_vecs, Packed::a>(rows);
+  return packed == Packed::b ? tile_of<vecs, Packed::b>(rows) : tile_of<vecs, Packed::both>(rows);
 }
 
 // Rows of the next tile when `left` are left. Tiles of one or two rows have too few chains to keep the fma
-// units busy, so 16 rows are 8 + 8 rather than 14 + 2.
-inline size_t next_rows(size_t left) {
-  if (left >= tile_rows && left != 2 * half_rows) return tile_rows;
+// units busy, so 16 rows are 8 + 8 rather than 14 + 2. As A lies a row takes a register for its address.
+inline size_t next_rows(size_t left, bool a_lies = false) {
+  if (!a_lies && left >= tile_rows && left != 2 * half_rows) return tile_rows;
   return left >= half_rows ? half_rows : left >= 4 ? 4 : left >= 2 ? 2 : 1;
 }
 
@@ -211,6 +249,8 @@ constexpr size_t group_of(const Operand& B) {
   return B.k_contiguous ? tile_cols : wide_group;
 }
 
+constexpr size_t short_depth = 128;
+
 // Rows of a block, so that its A takes about the same memory at every depth that is not small.
 constexpr size_t least_depth = 256;
 constexpr size_t block_rows_at(size_t depth) {
@@ -243,7 +283,7 @@ void reserve_workspace(size_t M, size_t N, size_t K, bool accumulate) {
 
 // ---- a few rows
 
-constexpr size_t few_rows = 4;
+constexpr size_t few_rows = 4, few_cols = tile_cols;
 
 // M rows of C from `row` on, their columns `cols`.
 template <size_t M>
@@ -282,7 +322,11 @@ void compute_part(float* C, size_t ldc, const Operand& A, const Operand& B, cons
   const size_t slices = std::max<size_t>(1, ceil_div(K, matmul_slice)), deepest = std::min(K, matmul_slice);
   const bool totals = accumulate && slices > 1;  // C waits for the sum of its slices, which grows beside it
   const size_t high = totals ? piece(rows.size(), panel_rows, tile_rows) : rows.size();
-  const size_t wide = piece(cols.size(), panel_cols, group), block = piece(high, block_rows_at(deepest), tile_rows);
+  // Where C takes longer to come than its tiles to be computed, they follow each other along its rows.
+  const bool along_rows = accumulate && deepest < short_depth;
+  const bool a_lies = A.k_contiguous && cols.size() <= few_cols;
+  const size_t wide = piece(cols.size(), panel_cols, group);
+  const size_t block = along_rows ? tile_rows : piece(high, block_rows_at(deepest), tile_rows);
 
   const size_t a_size = workspace_a(block, deepest), b_size = wide * deepest;
   reserve_floats(a_size + b_size + (totals ? high * wide : 0));
@@ -299,10 +343,12 @@ void compute_part(float* C, size_t ldc, const Operand& A, const Operand& B, cons
           auto a_strip = [&](size_t m) { return a_strips + (m - m0) * (depth + spare); };
           size_t m = m0;
           while (next_rows(m1 - m) == tile_rows) m += tile_rows;
-          pack(a_strips, tile_rows * (depth + spare), tile_rows, A, m0, m - m0, k0, depth);
-          for (size_t n; m < m1; m += n) {
-            n = next_rows(m1 - m);
-            pack(a_strip(m), 0, n, A, m, n, k0, depth);
+          if (!a_lies) {
+            pack(a_strips, tile_rows * (depth + spare), tile_rows, A, m0, m - m0, k0, depth);
+            for (size_t n; m < m1; m += n) {
+              n = next_rows(m1 - m);
+              pack(a_strip(m), 0, n, A, m, n, k0, depth);
+            }
           }
           const size_t tiles = std::max<size_t>(1, (m1 - m0) / tile_rows);
           for (size_t n0 = j0; n0 < j1; n0 += group) {
@@ -311,8 +357,9 @@ void compute_part(float* C, size_t ldc, const Operand& A, const Operand& B, cons
             const size_t n1 = std::min(n0 + group, j1);
             const size_t whole = (n1 - n0) / tile_cols * tile_cols, rest = n1 - n0 - whole;
             const bool packed = m0 > i0;
+            const bool tiles_pack = !packed && !B.k_contiguous && depth >= short_depth && !a_lies;
             if (!packed) {
-              pack(b_group, tile_cols * depth, tile_cols, B, n0, whole, k0, depth);
+              if (!tiles_pack) pack(b_group, tile_cols * depth, tile_cols, B, n0, whole, k0, depth);
               if (rest) pack(b_group + whole * depth, 0, round_up(rest, lanes), B, n0 + whole, rest, k0, depth);
             }
             // While this group is multiplied, the next one of this slice comes from memory.
@@ -325,13 +372,13 @@ void compute_part(float* C, size_t ldc, const Operand& A, const Operand& B, cons
             size_t done = 0;  // tiles
             for (size_t n = n0; n < n1; n += tile_cols) {
               const size_t width = std::min(tile_cols, n1 - n);
-              const float* b = b_group + (n - n0) * depth;
+              float* b = b_group + (n - n0) * depth;
               if (packed) {  // then it is the next strip that comes nearer
                 ahead = ahead_across_k(b + tile_cols * depth, tile_cols, tile_cols > cache_line, depth, tiles);
                 done = 0;
               }
               for (size_t m = m0, tall; m < m1; m += tall, done++) {
-                tall = next_rows(m1 - m);
+                tall = next_rows(m1 - m, a_lies);
                 float *c = C + m * ldc + n, *sum = total + (m - i0) * wide + (n - j0);
                 const bool last = slice + 1 == slices;
                 Destination to{c, ldc, slice ? c : nullptr, ldc, accumulate, bias && last ? bias + n : nullptr, width};
@@ -344,8 +391,12 @@ void compute_part(float* C, size_t ldc, const Operand& A, const Operand& B, cons
                   to.ldc = wide;
                   to.accumulate = false;
                 }
-                const auto compute = width > lanes ? tile_of<tile_vecs>(tall) : tile_of<1>(tall);
-                compute(to, a_strip(m), b, ahead.of(done, b), depth);
+                to.soon = along_rows ? to.C + tile_cols : to.C;
+                const Strips strips = {a_strip(m), b, A.data + m * A.ld + k0, B.data + k0 * B.ld + n, A.ld, B.ld};
+                const bool first = tiles_pack && m == m0 && width == tile_cols;
+                const Packed is = a_lies ? Packed::b : first ? Packed::a : Packed::both;
+                const auto compute = width > lanes ? tile_of<tile_vecs>(tall, is) : tile_of<1>(tall, is);
+                compute(to, strips, ahead.of(done, b), depth);
               }
             }
           }
