@@ -18,14 +18,18 @@ struct PhiloxBlock {
 };
 
 HD PhiloxBlock philox4x32(PhiloxBlock c, uint32_t k0, uint32_t k1) {
+  uint32_t a = c.word[0], b = c.word[1], d = c.word[2], e = c.word[3];
   for (int round = 0; round < 10; ++round) {
-    const uint64_t p0 = uint64_t(0xD2511F53u) * c.word[0];
-    const uint64_t p1 = uint64_t(0xCD9E8D57u) * c.word[2];
-    c = {{uint32_t(p1 >> 32) ^ c.word[1] ^ k0, uint32_t(p1), uint32_t(p0 >> 32) ^ c.word[3] ^ k1, uint32_t(p0)}};
+    const uint64_t p0 = uint64_t(0xD2511F53u) * a;
+    const uint64_t p1 = uint64_t(0xCD9E8D57u) * d;
+    a = uint32_t(p1 >> 32) ^ b ^ k0;
+    b = uint32_t(p1);
+    d = uint32_t(p0 >> 32) ^ e ^ k1;
+    e = uint32_t(p0);
     k0 += 0x9E3779B9u;  // the golden ratio and sqrt(3)-1: a Weyl sequence
     k1 += 0xBB67AE85u;
   }
-  return c;
+  return {{a, b, d, e}};
 }
 
 // ---- streams

@@ -172,8 +172,10 @@ void dyt_backward(const DytGradients& out, ConstReals dy, const ResidualBackward
   with_storage(out.dx, [&](auto stored) {
     using S = decltype(stored);
     const S *d = dy.as<S>(), *x = in.x.as<S>();
+    const bool on_cpu = ctx.device == Device::cpu;
+    if (on_cpu && dyt_backward_slices_cpu(out.as<S>(), d, in.as<S>(), alpha, w, N, C)) return;
     column_reduce_add(std::array{out.dw, out.db}, N, C, DytFold<S>{d, x, alpha, C}, ctx);
-    if (ctx.device == Device::cpu) return dyt_backward_rows_cpu(out.as<S>(), d, in.as<S>(), alpha, w, N, C);
+    if (on_cpu) return dyt_backward_rows_cpu(out.as<S>(), d, in.as<S>(), alpha, w, N, C);
     const auto run = [&](auto dx) {
       launch(dyt_backward_kernel<S, decltype(dx)>, rows_grid(N), rows_block, 0, ctx, dx, out.row_sums, d, x, alpha, w,
              N, C);

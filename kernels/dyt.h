@@ -61,6 +61,11 @@ void dyt_general_backward_ref(const DytGradientsOf<T>& out, const T* dy, const R
 template <class S>
 void dyt_forward_cpu(const DytOutputsOf<S>& out, const ResidualInOf<S>& in, const float* alpha, const float* w,
                      const float* b, size_t N, size_t C);
+// dx, dbranch and row_sums, and dw and db are accumulated, in one pass; dx may be dy. False, and nothing is done, where
+// a thread has too few rows for it.
+template <class S>
+bool dyt_backward_slices_cpu(const DytGradientsOf<S>& out, const S* dy, const ResidualBackwardInOf<S>& in,
+                             const float* alpha, const float* w, size_t N, size_t C);
 // dx, dbranch and row_sums.
 template <class S>
 void dyt_backward_rows_cpu(const DytGradientsOf<S>& out, const S* dy, const ResidualBackwardInOf<S>& in,

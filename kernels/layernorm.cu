@@ -222,8 +222,10 @@ void layernorm_backward(const LayernormGradients& out, ConstReals dy, const Resi
   with_storage(out.dx, [&](auto stored) {
     using S = decltype(stored);
     const S *d = dy.as<S>(), *x = in.x.as<S>();
+    const bool on_cpu = ctx.device == Device::cpu;
+    if (on_cpu && layernorm_backward_slices_cpu(out.as<S>(), d, in.as<S>(), w, mean, r, N, C)) return;
     column_reduce_add(std::array{out.dw, out.db}, N, C, LayernormFold<S>{d, x, mean, r, C}, ctx);
-    if (ctx.device == Device::cpu) return layernorm_backward_rows_cpu(out.as<S>(), d, in.as<S>(), w, mean, r, N, C);
+    if (on_cpu) return layernorm_backward_rows_cpu(out.as<S>(), d, in.as<S>(), w, mean, r, N, C);
     const auto run = [&](auto dx) {
       launch(layernorm_backward_kernel<S, decltype(dx)>, rows_grid(N), rows_block, 0, ctx, dx, d, x, w, mean, r, N, C);
     };

@@ -61,6 +61,11 @@ void layernorm_general_backward_ref(const LayernormGradientsOf<T>& out, const T*
 template <class S>
 void layernorm_forward_cpu(const LayernormOutputsOf<S>& out, const ResidualInOf<S>& in, const float* w, const float* b,
                            size_t N, size_t C, float eps);
+// dx and dbranch, and dw and db are accumulated, in one pass; dx may be dy. False, and nothing is done, where a thread
+// has too few rows for it.
+template <class S>
+bool layernorm_backward_slices_cpu(const LayernormGradientsOf<S>& out, const S* dy, const ResidualBackwardInOf<S>& in,
+                                   const float* w, const float* mean, const float* r, size_t N, size_t C);
 // dx and dbranch.
 template <class S>
 void layernorm_backward_rows_cpu(const LayernormGradientsOf<S>& out, const S* dy, const ResidualBackwardInOf<S>& in,

@@ -49,8 +49,18 @@ HD Join join_of(const ResidualBackwardInOf<T>& in) {
 
 // ---- a row on the CPU
 
-// element(c, keep) for columns begin to end - 1 of a row, begin a multiple of 4. Without dropout a loop that
-// vectorises.
+// The factors `keep` of some quads, from block `first` on.
+inline void dropout_piece_cpu(float* keep, const Dropout& dropout, size_t first, size_t quads) {
+  const uint64_t seed = dropout.seed, stream = dropout_stream(dropout);
+  const float p = dropout.p, scale = 1.0f / (1.0f - p);
+#pragma omp simd
+  for (size_t q = 0; q < quads; q++) {
+    const PhiloxBlock draw = random_block(seed, stream, first + q);
+    for (size_t k = 0; k < 4; k++) keep[4 * q + k] = unit_float(draw.word[k]) >= p ? scale : 0.0f;
+  }
+}
+
+// element(c, keep) for columns begin to end - 1 of a row, begin a multiple of 4, in loops that vectorise.
 template <class Element>
 void dropout_row_cpu(const Dropout& dropout, size_t row, size_t C, size_t begin, size_t end, Element element) {
   if (dropout.p == 0) {
@@ -58,9 +68,13 @@ void dropout_row_cpu(const Dropout& dropout, size_t row, size_t C, size_t begin,
     for (size_t c = begin; c < end; c++) element(c, 1.0f);
     return;
   }
-  for (size_t c0 = begin; c0 < end; c0 += 4) {
-    const Quad keep = dropout_quad(dropout, row, c0, C);
-    for (size_t c = c0; c < end && c < c0 + 4; c++) element(c, keep.v[c - c0]);
+  constexpr size_t piece = 256;
+  for (size_t c0 = begin; c0 < end; c0 += piece) {
+    float keep[piece];
+    const size_t stop = end < c0 + piece ? end : c0 + piece;
+    dropout_piece_cpu(keep, dropout, row * ((C + 3) / 4) + c0 / 4, (stop - c0 + 3) / 4);
+#pragma omp simd
+    for (size_t c = c0; c < stop; c++) element(c, keep[c - c0]);
   }
 }
 

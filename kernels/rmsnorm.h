@@ -81,8 +81,8 @@ void rmsnorm_general_backward_ref(const RmsnormGradientsOf<T>& out, const T* dy,
 template <class S>
 void rmsnorm_forward_cpu(const RmsnormOutputsOf<S>& out, const ResidualInOf<S>& in, const RmsnormWeights& weights,
                          size_t N, size_t C, float eps);
-// dx and dbranch, and mean where it is not null, and dw is accumulated, in one pass; dx may be dy. False, and nothing
-// is done, with pre or where a thread has too few rows for it.
+// dx and dbranch, and mean where it is not null, and dw and dpre are accumulated, in one pass; dx may be dy. False, and
+// nothing is done, where a thread has too few rows for it.
 template <class S>
 bool rmsnorm_backward_slices_cpu(const RmsnormGradientsOf<S>& out, const S* dy, const ResidualBackwardInOf<S>& in,
                                  const RmsnormWeights& weights, const float* r, size_t N, size_t C);
