@@ -3,6 +3,7 @@
 #include "kernels/router.h"
 
 #include <numeric>
+#include <set>
 
 #include "tests/harness.h"
 #include "tests/refusal.h"
@@ -13,34 +14,20 @@ using Ints = std::vector<int>;
 
 namespace {
 
-// What a forward writes, in host memory.
-template <class T>
-struct Routed {
-  std::vector<T> p, lse, weight;
-  Ints expert;
-  explicit Routed(const RouterShape& s)
-      : p(s.N * s.E, NAN), lse(s.N, NAN), weight(s.N * s.k, NAN), expert(s.N * s.k, -1) {}
-  Routed(const RouterShape& s, const std::vector<T>& logits) : Routed(s) {
-    router_forward_ref(out(), logits.data(), s);
-  }
-  RouterOutOf<T> out() { return {p.data(), lse.data(), expert.data(), weight.data()}; }
-};
-
 // The reference beside what the program runs, on every device: a forward, and what is added to it.
 struct RouterTrial : Trial {
   const RouterShape s;
   const std::vector<size_t> counts;  // of experts, for the balance loss and the report
-  const Array<float> logits, p = out(s.N * s.E), lse = out(s.N), weight = out(s.N * s.k), dweight;
+  const Array<float> logits, p = out(s.N * s.E), lse = out(s.N), weight = out(s.N * s.k),
+                             dweight = random(s.N * s.k, 2);
   Ints expert = Ints(s.N * s.k);
   std::vector<std::function<void(const RouterOut&, const Buffer<size_t>&, Context&)>> others;
 
-  RouterTrial(const RouterShape& s, const std::vector<float>& logits, const std::vector<float>& dweight,
-              const std::vector<size_t>& counts = {}, Nan nan = Nan::refused)
-      : Trial(nan), s(s), counts(counts), logits(in(logits)), dweight(in(dweight)) {
+  RouterTrial(const RouterShape& s, const std::vector<float>& logits, const std::vector<size_t>& counts = {},
+              Nan nan = Nan::refused)
+      : Trial(nan), s(s), counts(counts), logits(in(logits)) {
     router_forward_ref(of_ref(), this->logits.ref, s);
   }
-  RouterTrial(const RouterShape& s, const std::vector<float>& logits)
-      : RouterTrial(s, logits, random_values<float>(s.N * s.k, 2)) {}
   RouterOut of_ref() { return {p.ref, lse.ref, expert.data(), weight.ref}; }
 
   // dlogits, with the balance loss where it counts.
@@ -84,23 +71,6 @@ struct RouterTrial : Trial {
   }
 };
 
-std::vector<size_t> random_counts(size_t E, uint64_t seed) {
-  std::vector<size_t> counts;
-  for (double v : random_values<double>(E, seed)) counts.push_back(v < -0.5 ? 0 : size_t((v + 1) * 1000));
-  counts[0] = 7;
-  if (E > 1) counts[1] = 1;
-  return counts;
-}
-
-// Logits whose differences within a token are at least 0.1, so that a small step changes no choice.
-std::vector<double> logits_apart(const RouterShape& s) {
-  std::vector<double> logits;
-  const auto noise = random_values<double>(s.N * s.E, 9, 0.05);
-  for (size_t n = 0; n < s.N; n++)
-    for (size_t e = 0; e < s.E; e++) logits.push_back(0.2 * double((3 * e + 5 * n) % s.E) - 0.7 + noise[n * s.E + e]);
-  return logits;
-}
-
 }  // namespace
 
 TEST_CASE("router: gradients against finite differences", "[gradcheck]") {
@@ -108,27 +78,29 @@ TEST_CASE("router: gradients against finite differences", "[gradcheck]") {
     for (bool renormalise : {false, true}) {
       INFO("k " << k << " renormalise " << renormalise);
       const RouterShape s = {5, 7, k, renormalise};
-      auto logits = logits_apart(s);
+      // Within a token logits are at least 0.1 apart, so that a small step changes no choice.
+      auto logits = random_values<double>(s.N * s.E, 9, 0.05);
+      for (size_t i = 0; i < logits.size(); i++) logits[i] += 0.2 * double((3 * (i % s.E) + 5 * (i / s.E)) % s.E) - 0.7;
       const auto dweight = random_values<double>(s.N * k, 2);
       const std::vector<size_t> counts = {40, 0, 7, 1, 90, 13, 4};
-      Routed<double> r(s, logits);
-      std::vector<double> dlogits(s.N * s.E);
+      std::vector<double> p(s.N * s.E), lse(s.N), weight(s.N * k), dlogits(s.N * s.E);
+      Ints expert(s.N * k);
+      const RouterOutOf<double> of = {p.data(), lse.data(), expert.data(), weight.data()};
       // Of the two losses, of the weights, and of all together.
-      const struct {
-        const char* what;
-        double weights, balance, z;
-      } cases[] = {{"weights", 1, 0, 0}, {"balance", 0, 1.3, 0}, {"z", 0, 0, 0.7}, {"all", 1, 1.3, 0.7}};
-      for (const auto& c : cases) {
-        if (std::string(c.what) == "weights" && k == 1 && renormalise) continue;  // always 1: a test of its own
+      const std::tuple<const char*, double, double, double> cases[] = {
+          {"weights", 1, 0, 0}, {"balance", 0, 1.3, 0}, {"z", 0, 0, 0.7}, {"all", 1, 1.3, 0.7}};
+      for (const auto& [what, weights, balance, z] : cases) {
+        if (what == std::string("weights") && k == 1 && renormalise) continue;  // always 1: a test of its own
         std::vector<double> dw = dweight;
-        for (double& v : dw) v *= c.weights;
-        router_backward_ref(dlogits.data(), dw.data(), r.out(), {c.balance, c.z, counts.data()}, s);
-        const auto loss = [&] {
-          Routed<double> here(s, logits);
+        for (double& v : dw) v *= weights;
+        const auto loss = [&, balance = balance, z = z] {
+          router_forward_ref(of, logits.data(), s);
           const PlainRouterLosses losses = plain_router_losses(logits, counts);
-          return dot(here.weight, dw) + c.balance * losses.balance + c.z * losses.z;
+          return dot(weight, dw) + balance * losses.balance + z * losses.z;
         };
-        check_gradients(loss, {{c.what, logits, dlogits}});
+        loss();
+        router_backward_ref(dlogits.data(), dw.data(), of, {balance, z, counts.data()}, s);
+        check_gradients(loss, {{what, logits, dlogits}});
       }
     }
 }
@@ -147,7 +119,11 @@ TEST_CASE("router: what the program runs equals the reference bit for bit", "[bi
       for (size_t i = 1; i < N * E; i += 50) logits[i] = -INFINITY;
       for (size_t n = 0; n < N; n++) logits[n * E + n % E] = float(n % 5);
       if (E > 2) logits[2] = -110.0f;
-      RouterTrial t(s, logits, random_values<float>(N * k, 2), random_counts(E, 3));
+      std::vector<size_t> counts;
+      for (double v : random_values<double>(E, 3)) counts.push_back(v < -0.5 ? 0 : size_t((v + 1) * 1000));
+      counts[0] = 7;
+      if (E > 1) counts[1] = 1;
+      RouterTrial t(s, logits, counts);
       t.backward(), t.backward(0, 0.003f), t.backward(0.01f, 0.003f);
       t.backward<bf16>(), t.backward<bf16>(0.01f, 0.003f);
       t.report();
@@ -204,7 +180,7 @@ TEST_CASE("router: logits that are huge, infinite or no numbers", "[bitwise]") {
   };
   for (const auto& c : cases)
     for (bool renormalise : {false, true}) {
-      RouterTrial t({1, 4, 3, renormalise}, c.logits, {1, 2, 3}, {}, Nan::expected);
+      RouterTrial t({1, 4, 3, renormalise}, c.logits, {}, Nan::expected);
       REQUIRE(t.expert == c.expert);
       if (!renormalise) REQUIRE(bitwise_difference(c.weight, t.weight.values(), Nan::expected) == "");
       const bool lost = std::isnan(c.weight[0]);
@@ -220,15 +196,12 @@ TEST_CASE("router: whatever the logits, the experts of a token are in range and 
   const float odd[] = {NAN, INFINITY, -INFINITY, 3e38f, -3e38f, -NAN};
   for (size_t n = 1; n < s.N; n++)
     for (size_t e = n % 3; e < s.E; e += 1 + n % 7) logits[n * s.E + e] = odd[(n + e / 20) % 6];
-  RouterTrial t(s, logits, random_values<float>(s.N * s.k, 2), {}, Nan::expected);
-  for (size_t n = 0; n < s.N; n++) {
-    std::vector<bool> seen(s.E, false);
-    for (size_t j = 0; j < s.k; j++) {
-      const size_t e = t.expert[n * s.k + j];
-      REQUIRE(e < s.E);
-      REQUIRE(!seen[e]);
-      seen[e] = true;
-    }
+  RouterTrial t(s, logits, {}, Nan::expected);
+  for (auto of_token = t.expert.begin(); of_token != t.expert.end(); of_token += s.k) {
+    const std::set<int> different(of_token, of_token + s.k);
+    REQUIRE(different.size() == s.k);
+    REQUIRE(*different.begin() >= 0);
+    REQUIRE(*different.rbegin() < int(s.E));
   }
   t.on_every_device();
 }
