@@ -11,8 +11,11 @@ using namespace gated;
 
 TEST_CASE("embedding: tokens grouped by id, in ascending order", "[bitwise]") {
   using Ints = std::vector<int>;
-  on_every_device([](Context& ctx) {
-    TokenGroups groups(11, 10, ctx);
+  Ints many(2200, 0);  // of one id, 1024 of another, and two between them: pieces of 1024, 1024, 152; 2; 1024
+  many.insert(many.begin() + 300, 2, 1);
+  many.insert(many.end(), 1024, 2);
+  on_every_device([&](Context& ctx) {
+    TokenGroups groups(3226, 10, ctx);
     auto list = [&](const int* p, size_t n) {
       Ints host(n);
       ctx.synchronize();
@@ -23,37 +26,27 @@ TEST_CASE("embedding: tokens grouped by id, in ascending order", "[bitwise]") {
 
     // A CUDA graph remembers addresses.
     const int *count = groups.count(), *id = groups.id(), *start = groups.start(), *token = groups.token();
-    for (const Ints& ids : {Ints{7, 2, 7, 9, 2, 7, 0}, {9, 9}, {}, {0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 0}}) {
+    for (const Ints& ids : {Ints{7, 2, 7, 9, 2, 7, 0}, {9, 9}, {}, {0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 0}, many}) {
       build(ids);
       REQUIRE((groups.count() == count && groups.id() == id && groups.start() == start && groups.token() == token));
-      Ints of_ids, starts = {0}, tokens;
-      for (int v = 0; v < 10; v++) {
-        for (size_t n = 0; n < ids.size(); n++)
-          if (ids[n] == v) tokens.push_back(int(n));
-        if (starts.back() < int(tokens.size())) of_ids.push_back(v), starts.push_back(int(tokens.size()));
-      }
-      REQUIRE(groups.most_groups() == std::min<size_t>(ids.size(), 10));
+      Ints of_ids, starts, tokens;
+      for (int v = 0; v < 10; v++)
+        for (size_t n = 0, before = 0; n < ids.size(); n++) {
+          if (ids[n] != v) continue;
+          if (before++ % 1024 == 0) of_ids.push_back(v), starts.push_back(int(tokens.size()));
+          tokens.push_back(int(n));
+        }
+      if (!ids.empty()) starts.push_back(int(tokens.size()));
+      REQUIRE(groups.most_groups() == std::min(ids.size(), 10 + ids.size() / 1024));
       REQUIRE(list(count, 1) == Ints{int(of_ids.size())});
       REQUIRE(list(id, of_ids.size()) == of_ids);
-      REQUIRE(list(start, ids.empty() ? 0 : starts.size()) == (ids.empty() ? Ints() : starts));
+      REQUIRE(list(start, starts.size()) == starts);
       REQUIRE(list(token, tokens.size()) == tokens);
     }
 
-    // 2200 tokens of one id and 1024 of another, and two between them: pieces of 1024, 1024, 152; 2; 1024.
-    TokenGroups many(3226, 3, ctx);
-    Ints ids(2200, 0);
-    ids.insert(ids.begin() + 300, 2, 1);
-    ids.insert(ids.end(), 1024, 2);
-    many.build(ids.data(), ids.size(), ctx);
-    REQUIRE(many.most_groups() == 3 + 3);
-    REQUIRE(list(many.count(), 1) == Ints{5});
-    REQUIRE(list(many.id(), 5) == Ints{0, 0, 0, 1, 2});
-    REQUIRE(list(many.start(), 6) == Ints{0, 1024, 2048, 2200, 2202, 3226});
-    REQUIRE(list(many.token() + 298, 4) == Ints{298, 299, 302, 303});
-
     REQUIRE_THROWS_WITH(build({1, 2, 10}), "embedding: token 2 has id 10, expected 0 <= id < 10");
     REQUIRE_THROWS_WITH(build({1, -1, 2}), "embedding: token 1 has id -1, expected 0 <= id < 10");
-    REQUIRE_THROWS_WITH(build(Ints(12, 0)), "embedding: a batch of 12 tokens, expected at most 11");
+    REQUIRE_THROWS_WITH(build(Ints(3227, 0)), "embedding: a batch of 3227 tokens, expected at most 3226");
   });
 }
 
@@ -89,12 +82,14 @@ TEST_CASE("embedding: gradients against finite differences", "[gradcheck]") {
                   {{"scaled weight", weight, dscaled}, {"scale", scale, dscale}, {"positions", positions, dpositions}});
 }
 
+// Of sequences of T tokens.
 template <class S>
-static void require_embedding_bits(size_t B, size_t T, size_t C, size_t V, bool with_positions, bool with_scale) {
+static void require_embedding_bits(const std::vector<int>& ids, size_t T, size_t C, size_t V, bool with_positions,
+                                   bool with_scale) {
+  const size_t N = ids.size(), B = N / T;
   INFO("B " << B << " T " << T << " C " << C << " V " << V << ", " << name_of(storage_of<S>) << ", positions "
             << with_positions << " scale " << with_scale);
-  const size_t N = B * T;
-  const auto ids = some_ids(N, V, 1), other_ids = some_ids(N + 3, V, 7);
+  const auto other_ids = some_ids(N + 3, V, 7);
   auto weight0 = random_values<float>(V * C, 2), dh0 = random_values<float>(N * C, 3),
        dweight0 = random_values<float>(V * C, 4);
   weight0[0] = -0.0f;
@@ -121,7 +116,7 @@ static void require_embedding_bits(size_t B, size_t T, size_t C, size_t V, bool 
   t.on_every_device([&](Context& ctx) {
     const bool gpu = ctx.device != Device::cpu;
     const Buffer<int> gids(ctx.device, ids);
-    TokenGroups groups(N + 3, V, ctx);
+    TokenGroups groups(N + 4000, V, ctx);
     groups.build(other_ids.data(), N + 3, ctx);  // lists of a batch before, of more tokens and more ids
     groups.build(ids.data(), N, ctx);
     embedding_forward(h, gids.data(), weight, {scale, positions, T}, N, C, V, ctx);
@@ -145,8 +140,8 @@ TEST_CASE("embedding: what the program runs equals the reference bit for bit", "
   for (auto [B, T, C, V] : sizes)
     for (bool with_positions : {false, true})
       for (bool with_scale : {false, true}) {
-        require_embedding_bits<float>(B, T, C, V, with_positions, with_scale);
-        if (C < 200) require_embedding_bits<bf16>(B, T, C, V, with_positions, with_scale);
+        require_embedding_bits<float>(some_ids(B * T, V, 1), T, C, V, with_positions, with_scale);
+        if (C < 200) require_embedding_bits<bf16>(some_ids(B * T, V, 1), T, C, V, with_positions, with_scale);
       }
 }
 
@@ -157,19 +152,7 @@ TEST_CASE("embedding: an id with many tokens is summed in pieces of 1024", "[bit
   std::vector<int> ids;
   for (size_t v = 0; v < V; v++) ids.insert(ids.end(), occurs[v], int(v));
   for (size_t n = ids.size(); n-- > 1;) std::swap(ids[n], ids[random_below(1, 1, n, n + 1)]);
-  const size_t N = ids.size();
-  for (size_t C : {3, 132}) {
-    INFO("C " << C);
-    Trial t;
-    const auto dh = t.random(N * C, 1), dweight = t.sum(V * C, 2);
-    embedding_backward_ref(dweight.ref, dh.ref, ids.data(), N, C, V);
-    t.on_every_device([&](Context& ctx) {
-      TokenGroups groups(N + 4000, V, ctx);
-      groups.build(ids.data(), N, ctx);
-      embedding_backward(dweight, dh, groups, nullptr, C, ctx);
-      if (ctx.device != Device::cpu) REQUIRE(ctx.most_scratch_used() == embedding_backward_scratch(N, C));
-    });
-  }
+  for (size_t C : {3, 132}) require_embedding_bits<float>(ids, 1, C, V, false, false);
   // 2^24 + 1 is 2^24 in float, and 2^24 + 2 is not: two ones in the second piece come to the sum together.
   std::vector<float> dh(1026, 0.0f), dweight = {0.0f};
   dh[0] = 0x1p24f;
@@ -191,20 +174,11 @@ TEST_CASE("embedding: product and sum are rounded each, a position comes round w
   REQUIRE_BITWISE((std::vector<float>{scale, -0.0f, scale, scale, -0.0f}), h);
 }
 
-TEST_CASE("embedding: the gradient of positions runs over the sequences in ascending order") {
-  const std::vector<float> dh = {0x1p24f, 1.0f, -0x1p24f,
-                                 3.0f};  // from 1: ascending 4, descending 5, straight into it 3
-  std::vector<float> dpositions = {1.0f};
-  Context cpu(Device::cpu);
-  embedding_positions_backward(dpositions.data(), dh.data(), 4, 1, 1, cpu);
-  REQUIRE_BITWISE((std::vector<float>{4.0f}), dpositions);
-}
-
-TEST_CASE("embedding: the sum runs over tokens in ascending order, apart from what dweight holds") {
-  // 2^24 + 1 is 2^24 in float: ascending gives 4, descending 5, straight into dweight 3.
+TEST_CASE("embedding: sums run over tokens and sequences in ascending order, apart from what the gradients hold") {
+  // 2^24 + 1 is 2^24 in float. From 1: ascending gives 4, descending 5, straight into the gradient 3.
   const std::vector<int> ids = {1, 1, 0, 1, 1};
-  const std::vector<float> dh = {0x1p24f, 1.0f, 5.0f, -0x1p24f, 3.0f};
-  std::vector<float> dweight = {-0.0f, 1.0f, -0.0f};
+  const std::vector<float> dh = {0x1p24f, 1.0f, 5.0f, -0x1p24f, 3.0f}, of_sequences = {0x1p24f, 1.0f, -0x1p24f, 3.0f};
+  std::vector<float> dweight = {-0.0f, 1.0f, -0.0f}, dpositions = {1.0f};
   Context cpu(Device::cpu);
   TokenGroups groups(5, 3, cpu);
   groups.build(ids.data(), 5, cpu);
@@ -213,6 +187,8 @@ TEST_CASE("embedding: the sum runs over tokens in ascending order, apart from wh
   const float scale = 0.5f;
   embedding_backward(dweight.data(), dh.data(), groups, &scale, 1, cpu);
   REQUIRE_BITWISE((std::vector<float>{7.5f, 5.5f, -0.0f}), dweight);
+  embedding_positions_backward(dpositions.data(), of_sequences.data(), 4, 1, 1, cpu);
+  REQUIRE_BITWISE((std::vector<float>{4.0f}), dpositions);
 }
 
 TEST_CASE("embedding: an id without a row gives NaN and reads nothing", "[bitwise]") {
