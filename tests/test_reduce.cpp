@@ -92,22 +92,18 @@ TEST_CASE("reduce: a row in its canonical order", "[bitwise]") {
     INFO("n " << n);
     const auto a = random_values<float>(n, n, 3.0f), b = random_values<float>(n, n + 1);
     const float expected = literal_row_dot(a, b);
-    const float* pa = a.data();
-    const float* pb = b.data();
-    REQUIRE(float_bits(row_reduce_cpu<float>(n, [&](float acc, size_t i) { return fused(pa[i], pb[i], acc); })) ==
+    REQUIRE(float_bits(row_reduce_cpu<float>(n, [&](float acc, size_t i) { return fused(a[i], b[i], acc); })) ==
             float_bits(expected));
     RowSum<float> products, sum;
     for (size_t i = 0; i < n; i++) products.fma(a[i], b[i]), sum.add(a[i]);
     REQUIRE(float_bits(products.total()) == float_bits(expected));
     REQUIRE(float_bits(sum.total()) == float_bits(literal_row_dot(a, std::vector<float>(n, 1.0f))));
     REQUIRE(float_bits(sum.total()) ==
-            float_bits(row_reduce_cpu<float>(n, [&](float acc, size_t i) { return acc + pa[i]; })));
-    float max = -INFINITY;
-    for (float v : a) max = max_of(max, v);
+            float_bits(row_reduce_cpu<float>(n, [&](float acc, size_t i) { return acc + a[i]; })));
 
     Trial t;
     const auto ga = t.in(a), gb = t.in(b), sums = t.expect(std::vector<float>(32, expected)), by_quads = t.again(sums),
-               maxima = t.expect(std::vector<float>(32, max)), max_by_quads = t.again(maxima);
+               maxima = t.expect(std::vector<float>(32, std::ranges::max(a))), max_by_quads = t.again(maxima);
     on_every_kernel_device(t, [&](Context& ctx) {
       launch(row_dot_kernel<false>, 1, 32, 0, ctx, +sums, +maxima, +ga, +gb, n);
       launch(n % 4 ? row_dot_kernel<false> : row_dot_kernel<true>, 1, 32, 0, ctx, +by_quads, +max_by_quads, +ga, +gb,
@@ -161,52 +157,34 @@ TEST_CASE("reduce: padding does not enter a chain", "[bitwise]") {
   });
 }
 
-TEST_CASE("reduce: a column in its canonical order", "[bitwise]") {
+TEST_CASE("reduce: a column in its canonical order, alone and as one of several sums in one pass", "[bitwise]") {
   // Nothing; one slice; a last slice of one row; a second level; its last slice of one slice; a third level (> 16384
   // rows) with few columns, since it needs the rows.
-  const struct {
-    size_t rows, cols;
-  } sizes[] = {{1, 1},    {5, 3},     {127, 200}, {128, 65},   {129, 131}, {300, 64},
-               {2049, 7}, {16384, 2}, {16385, 3}, {16640, 30}, {40000, 2}};
+  const std::pair<size_t, size_t> sizes[] = {{0, 3},    {1, 1},     {5, 3},     {63, 200},   {127, 200},
+                                             {128, 65}, {129, 65},  {129, 131}, {300, 64},   {300, 131},
+                                             {2049, 7}, {16384, 2}, {16385, 3}, {16640, 30}, {40000, 2}};
   for (auto [rows, cols] : sizes) {
     INFO("rows " << rows << " cols " << cols);
-    const auto x = random_values<float>(rows * cols, rows, 3.0f);
     auto start = random_values<float>(cols, cols + 5);
     start[0] = -0.0f;  // stays where nothing is added
-    std::vector<float> literal = start;
+    Trial t;
+    const auto x = t.random(rows * cols, rows, 3.0f), y = t.random(rows * cols, 2), out = t.sum(start),
+               of_x = t.sum(start), of_products = t.sum(start), of_y = t.sum(start);
     for (size_t c = 0; c < cols; c++) {
-      std::vector<float> column(rows);
-      for (size_t row = 0; row < rows; row++) column[row] = x[row * cols + c];
-      if (rows > 0) literal[c] += literal_column_sum(column);
-      ColumnSum<float> sum, products;
-      for (float v : column) sum.add(v), products.fma(v, 1.0f);
-      REQUIRE(float_bits(start[c] + sum.total()) == float_bits(literal[c]));
-      REQUIRE(float_bits(products.total()) == float_bits(sum.total()));
-    }
-    Trial t;
-    const auto gx = t.in(x), out = t.sum(start, literal);
-    t.on_every_device([&, rows = rows, cols = cols](Context& ctx) {
-      column_reduce_add(+out, rows, cols, AddRows<float>{gx, cols}, ctx);
-    });
-  }
-}
-
-TEST_CASE("reduce: several column sums in one pass are the sums one by one", "[bitwise]") {
-  const struct { size_t rows, cols; } sizes[] = {{1, 1}, {63, 200}, {129, 65}, {300, 131}, {16640, 30}};
-  for (auto [rows, cols] : sizes) {
-    INFO("rows " << rows << " cols " << cols);
-    Trial t;
-    const auto x = t.random(rows * cols, 1, 3.0f), y = t.random(rows * cols, 2);
-    const auto a = t.sum(cols, 3), b = t.sum(cols, 3), c = t.sum(cols, 3);
-    for (size_t col = 0; col < cols; col++) {
-      ColumnSum<float> of_x, products, of_y;
-      for (size_t i = col; i < rows * cols; i += cols) {
-        of_x.add(x.ref[i]), products.fma(x.ref[i], y.ref[i]), of_y.add(y.ref[i]);
+      std::vector<float> column;
+      ColumnSum<float> sum, sum_by_fma, products, other;
+      for (size_t i = c; i < rows * cols; i += cols) {
+        column.push_back(x.ref[i]);
+        sum.add(x.ref[i]), sum_by_fma.fma(x.ref[i], 1.0f), products.fma(x.ref[i], y.ref[i]), other.add(y.ref[i]);
       }
-      a.ref[col] += of_x.total(), b.ref[col] += products.total(), c.ref[col] += of_y.total();
+      if (rows > 0) out.ref[c] += literal_column_sum(column);
+      of_x.ref[c] += sum.total(), of_products.ref[c] += products.total(), of_y.ref[c] += other.total();
+      REQUIRE(float_bits(of_x.ref[c]) == float_bits(out.ref[c]));
+      REQUIRE(float_bits(sum_by_fma.total()) == float_bits(sum.total()));
     }
     t.on_every_device([&, rows = rows, cols = cols](Context& ctx) {
-      column_reduce_add(std::array{+a, +b, +c}, rows, cols, ThreeSums{x, y, cols}, ctx);
+      column_reduce_add(+out, rows, cols, AddRows<float>{x, cols}, ctx);
+      column_reduce_add(std::array{+of_x, +of_products, +of_y}, rows, cols, ThreeSums{x, y, cols}, ctx);
       if (ctx.device == kernel_device) REQUIRE(ctx.most_scratch_used() == column_reduce_scratch(rows, cols, 3));
     });
   }
