@@ -75,7 +75,6 @@ struct ProblemTrial : Trial {
       for (size_t chunk_rows : chunks) with_chunks(chunk_rows, ctx);
     });
   }
-  void on_every_device() { on_every_device({p.N}); }
 };
 
 // The row pass alone: losses, and gradients over the logits and in memory of their own.
@@ -128,11 +127,18 @@ TEST_CASE("linear_cross_entropy: gradients against finite differences", "[gradch
   check_gradients(loss, {{"h", h, dh}, {"W", weight, dweight}});
 }
 
-TEST_CASE("linear_cross_entropy: kernels equal the reference bit for bit", "[bitwise]") {
-  const struct { size_t N, C, V; } sizes[] = {{63, 20, 131}, {1, 1, 1}, {7, 33, 2}, {5, 16, 200}, {3, 8, 1030}};
+TEST_CASE("linear_cross_entropy: kernels equal the reference bit for bit; in bf16 it is products and the row pass",
+          "[bitwise]") {
+  // An odd V, whose rows end inside 16 bytes; one that all of dh's sum over V does not fit a slice of; an ignored
+  // target.
+  const std::array<size_t, 3> sizes[] = {{63, 20, 131}, {21, 24, 131}, {1, 1, 1},    {7, 33, 2},
+                                         {5, 7, 2},     {5, 16, 200},  {3, 8, 1030}, {2, 8, 4200}};
   for (const auto& [N, C, V] : sizes) {
     INFO("N " << N << " C " << C << " V " << V);
-    ProblemTrial(Problem{N, C, V, 3.0f}).on_every_device();
+    Problem p{N, C, V, 3.0f};
+    ProblemTrial(p).on_every_device({N});
+    p.targets[N / 2] = ignored_target;
+    ProblemTrial<bf16>(p).on_every_device({N});
   }
 }
 
@@ -170,34 +176,6 @@ TEST_CASE("cross_entropy: a block takes row after row, kept or not", "[bitwise]"
 #endif
 }
 
-TEST_CASE("linear_cross_entropy: in bf16, products and row pass have the bits of theirs one after the other",
-          "[bitwise]") {
-  // An odd V, whose rows end inside 16 bytes; one that all of dh's sum over V does not fit a slice of; an ignored
-  // target.
-  const struct { size_t N, C, V; } sizes[] = {{21, 24, 131}, {5, 7, 2}, {2, 8, 4200}};
-  for (const auto& [N, C, V] : sizes) {
-    INFO("N " << N << " C " << C << " V " << V);
-    Problem p{N, C, V, 3.0f};
-    p.targets[1] = ignored_target;
-    ProblemTrial<bf16>(p).on_every_device();
-  }
-  // Two chunks or one: a slice of dW is 4096 rows in both.
-  ProblemTrial<bf16> two_slices(Problem{4100, 5, 7});
-  two_slices.on_every_device({4096, 4100});
-  Context cpu(Device::cpu);
-  REQUIRE_THROWS_WITH(two_slices.with_chunks(1024, cpu), Catch::Contains("expected a multiple of 4096"));
-}
-
-TEST_CASE("linear_cross_entropy: in bf16 it refuses to go without the weight's copy") {
-  Context cpu(Device::cpu);
-  const bf16 h[2] = {};
-  float loss, logits[128];
-  const int target = 0;
-  REQUIRE_THROWS_WITH(linear_cross_entropy(&loss, nullptr, nullptr, logits, nullptr, h, nullptr, nullptr, &target, 1.0f,
-                                           1, 2, 3, 1, cpu),
-                      "linear_cross_entropy: h is bf16, expected a bf16 copy of the weight and memory for dlogits");
-}
-
 TEST_CASE("linear_cross_entropy: the size of a chunk does not show", "[bitwise]") {
   const Problem p{2500, 5, 7};
   ProblemTrial t(p);
@@ -220,6 +198,10 @@ TEST_CASE("linear_cross_entropy: the size of a chunk does not show", "[bitwise]"
   }
   // Fewer rows, which the emulator walks through.
   ProblemTrial(Problem{1100, 5, 7}).on_every_device({1024, 1100});
+  // In bf16 a slice of dW is 4096 rows.
+  ProblemTrial<bf16> two_slices(Problem{4100, 5, 7});
+  two_slices.on_every_device({4096, 4100});
+  REQUIRE_THROWS_WITH(two_slices.with_chunks(1024, cpu), Catch::Contains("expected a multiple of 4096"));
 }
 
 TEST_CASE("linear_cross_entropy: each gradient is optional", "[bitwise]") {
@@ -230,7 +212,7 @@ TEST_CASE("linear_cross_entropy: each gradient is optional", "[bitwise]") {
       REQUIRE_BITWISE(all.losses.values(), t.losses.values());
       if (of_h) REQUIRE_BITWISE(all.dh.values(), t.dh.values());
       if (of_weight) REQUIRE_BITWISE(all.dweight.values(), t.dweight.values());
-      t.on_every_device();
+      t.on_every_device({all.p.N});
     }
 }
 
@@ -267,7 +249,7 @@ TEST_CASE("linear_cross_entropy: a row with an ignored target is as good as abse
     REQUIRE_BITWISE(losses, t.losses.values());
     REQUIRE_BITWISE(dh, t.dh.values());
     REQUIRE_BITWISE(expected.dweight.values(), t.dweight.values());
-    t.on_every_device();
+    t.on_every_device({with.N});
   }
 }
 
@@ -299,11 +281,6 @@ TEST_CASE("cross_entropy: a NaN among the logits reaches the loss on every devic
   }
 }
 
-TEST_CASE("linear_cross_entropy: a row of logits is padded to whole cache lines") {
-  for (const auto& [V, padded] : {std::pair(1, 128), {128, 128}, {50257, 50304}, {151936, 151936}})
-    REQUIRE(padded_vocab(size_t(V)) == size_t(padded));
-}
-
 TEST_CASE("linear_cross_entropy: scratch covers a last chunk that is smaller than the others", "[bitwise]") {
   // The smaller a chunk, the more slices of V go side by side.
   const size_t N = 2048 + 384, C = 4096, V = 50257, chunk_rows = 2048;
@@ -314,7 +291,9 @@ TEST_CASE("linear_cross_entropy: scratch covers a last chunk that is smaller tha
   REQUIRE(scratch(N) > scratch(2048));
 }
 
-TEST_CASE("linear_cross_entropy: chunk sizes") {
+TEST_CASE("linear_cross_entropy: sizes of chunks, rows of logits in whole cache lines, and what is refused") {
+  for (const auto& [V, padded] : {std::pair(1, 128), {128, 128}, {50257, 50304}, {151936, 151936}})
+    REQUIRE(padded_vocab(size_t(V)) == size_t(padded));
   const auto fp32 = Storage::fp32, b16 = Storage::bf16;
   const std::tuple<size_t, size_t, Storage, size_t> cases[] = {
       {4096, 50257, fp32, 1024},  {4096, 151936, fp32, 1024}, {4096, 8192, fp32, 2048},
@@ -326,4 +305,10 @@ TEST_CASE("linear_cross_entropy: chunk sizes") {
   Context cpu(Device::cpu);
   for (size_t refused : {1000, 0}) REQUIRE_THROWS_AS(t.with_chunks(refused, cpu), Error);
   for (size_t taken : {1024, 1500}) REQUIRE_NOTHROW(t.with_chunks(taken, cpu));
+  const bf16 h[2] = {};
+  float loss, logits[128];
+  const int target = 0;
+  REQUIRE_THROWS_WITH(linear_cross_entropy(&loss, nullptr, nullptr, logits, nullptr, h, nullptr, nullptr, &target, 1.0f,
+                                           1, 2, 3, 1, cpu),
+                      "linear_cross_entropy: h is bf16, expected a bf16 copy of the weight and memory for dlogits");
 }
