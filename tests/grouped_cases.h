@@ -10,12 +10,11 @@ struct GroupedCase {
   size_t N, K;
 };
 
-struct Groups {
+struct Groups : GroupedShape {
   std::vector<int> start = {0};  // where the rows of each expert begin
-  GroupedShape s;
-  explicit Groups(const GroupedCase& c) {
+  explicit Groups(const GroupedCase& c) : GroupedShape{0, c.rows.size(), c.N, c.K} {
     for (int n : c.rows) start.push_back(start.back() + n);
-    s = {size_t(start.back()), c.rows.size(), c.N, c.K};
+    M = size_t(start.back());
   }
   size_t begin(size_t e) const { return size_t(start[e]); }
   size_t rows(size_t e) const { return size_t(start[e + 1] - start[e]); }
@@ -24,8 +23,8 @@ struct Groups {
 
 // `value` where what belongs to an expert without rows stands.
 inline std::vector<float> without_rows(const Groups& g, std::vector<float> values, float value) {
-  const size_t each = values.size() / g.s.E;
-  for (size_t e = 0; e < g.s.E; e++)
+  const size_t each = values.size() / g.E;
+  for (size_t e = 0; e < g.E; e++)
     if (g.rows(e) == 0) std::fill_n(values.begin() + ptrdiff_t(e * each), each, value);
   return values;
 }

@@ -36,7 +36,6 @@ struct Case {
   GatedNormShape s;
   bool branch = false;
   bool rough = false;  // with clips and dropout; only then the branch has a gradient of its own
-  std::string text() const { return describe(s) + format(", branch %d, rough %d", branch, rough); }
 };
 
 // Activations are stored as S.
@@ -155,7 +154,7 @@ TEST_CASE("gated_norm: kernels and the CPU equal the reference bit for bit, in b
       {{17, 132, 512, rms, elementwise, {}, 0, 1e-6f}},
   };
   for (const Case& c : cases) {
-    INFO(c.text());
+    INFO(describe(c.s) << ", branch " << c.branch << ", rough " << c.rough);
     GatedNormTrial<float> t(c);
     Context cpu(Device::cpu);
     t.on(cpu, [&](Context& ctx) { composed(t, ctx); });

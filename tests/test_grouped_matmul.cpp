@@ -30,51 +30,50 @@ const GroupedCase tall[] = {
 
 TEST_CASE("grouped_matmul: the backward is the gradient of the forward", "[gradcheck]") {
   const Groups g({{2, 0, 1, 3}, 3, 4});
-  const GroupedShape &s = g.s, back = {s.M, s.E, s.K, s.N};
-  auto x = random_values<double>(s.M * s.K, 1), w = random_values<double>(s.E * s.N * s.K, 2),
-       b = random_values<double>(s.E * s.N, 3);
-  const auto dy = random_values<double>(s.M * s.N, 4);
-  std::vector<double> y(s.M * s.N), dx(x.size()), dw(w.size(), 0.0), db(b.size(), 0.0);
+  const GroupedShape back = {g.M, g.E, g.K, g.N};
+  auto x = random_values<double>(g.M * g.K, 1), w = random_values<double>(g.E * g.N * g.K, 2),
+       b = random_values<double>(g.E * g.N, 3);
+  const auto dy = random_values<double>(g.M * g.N, 4);
+  std::vector<double> y(g.M * g.N), dx(x.size()), dw(w.size(), 0.0), db(b.size(), 0.0);
   const auto loss = [&] {
-    grouped_matmul_ref(y.data(), x.data(), w.data(), g.start.data(), s, Layout::nt, Accumulate::no, b.data());
+    grouped_matmul_ref(y.data(), x.data(), w.data(), g.start.data(), g, Layout::nt, Accumulate::no, b.data());
     return dot(y, dy);
   };
   grouped_matmul_ref(dx.data(), dy.data(), w.data(), g.start.data(), back, Layout::nn, Accumulate::no);
-  grouped_matmul_tn_ref(dw.data(), dy.data(), x.data(), g.start.data(), s);
-  grouped_bias_backward_ref(db.data(), dy.data(), g.start.data(), s.E, s.N);
+  grouped_matmul_tn_ref(dw.data(), dy.data(), x.data(), g.start.data(), g);
+  grouped_bias_backward_ref(db.data(), dy.data(), g.start.data(), g.E, g.N);
   check_gradients(loss, {{"x", x, dx}, {"w", w, dw}, {"b", b, db}});
 }
 
 static void require_products(const Groups& g, Layout layout, Accumulate accumulate, bool with_bias) {
-  const GroupedShape& s = g.s;
   const bool add = accumulate == Accumulate::yes;
   INFO((layout == Layout::nt ? "nt" : "nn") << (add ? " +=" : " =") << (with_bias ? " with a bias" : ""));
   Trial t;
-  const auto a = t.random(s.M * s.K, 1), bias = with_bias ? t.random(s.E * s.N, 4) : Array<float>();
-  const auto b = t.in(without_rows(g, random_values<float>(s.E * s.N * s.K, 2), NAN));  // which is not read
-  const auto c = add ? t.sum(s.M * s.N, 3) : t.out(s.M * s.N), in_large_tiles = t.again(c);
+  const auto a = t.random(g.M * g.K, 1), bias = with_bias ? t.random(g.E * g.N, 4) : Array<float>();
+  const auto b = t.in(without_rows(g, random_values<float>(g.E * g.N * g.K, 2), NAN));  // which is not read
+  const auto c = add ? t.sum(g.M * g.N, 3) : t.out(g.M * g.N), in_large_tiles = t.again(c);
   std::vector<float> expected = c.kept->start;
   Context cpu(Device::cpu);
-  for (size_t e = 0; e < s.E; e++)  // the rows of each expert alone
-    matmul(expected.data() + g.begin(e) * s.N, a.ref + g.begin(e) * s.K, b.ref + e * s.N * s.K, g.rows(e), s.N, s.K,
-           layout, accumulate, cpu, with_bias ? bias.ref + e * s.N : nullptr);
-  grouped_matmul_ref(c.ref, a.ref, b.ref, g.start.data(), s, layout, accumulate, bias.ref);
+  for (size_t e = 0; e < g.E; e++)  // the rows of each expert alone
+    matmul(expected.data() + g.begin(e) * g.N, a.ref + g.begin(e) * g.K, b.ref + e * g.N * g.K, g.rows(e), g.N, g.K,
+           layout, accumulate, cpu, with_bias ? bias.ref + e * g.N : nullptr);
+  grouped_matmul_ref(c.ref, a.ref, b.ref, g.start.data(), g, layout, accumulate, bias.ref);
   REQUIRE_BITWISE(expected, c.values());
-  REQUIRE(grouped_matmul_tile(s) == Tile::small);
+  REQUIRE(grouped_matmul_tile(g) == Tile::small);
   t.on_every_device([&](Context& ctx) {
     const Buffer<int> row_start = g.on(ctx);
-    grouped_matmul(c, a, b, row_start.data(), s, layout, accumulate, ctx, bias);
+    grouped_matmul(c, a, b, row_start.data(), g, layout, accumulate, ctx, bias);
     if (ctx.device == Device::cpu)  // which has no tiles
-      return grouped_matmul(in_large_tiles, a, b, row_start.data(), s, layout, accumulate, ctx, bias);
-    REQUIRE(ctx.most_scratch_used() == grouped_matmul_scratch(s, accumulate));
-    grouped_matmul_by_tile(in_large_tiles, a, b, row_start.data(), s, layout, accumulate, Tile::large, ctx, bias);
+      return grouped_matmul(in_large_tiles, a, b, row_start.data(), g, layout, accumulate, ctx, bias);
+    REQUIRE(ctx.most_scratch_used() == grouped_matmul_scratch(g, accumulate));
+    grouped_matmul_by_tile(in_large_tiles, a, b, row_start.data(), g, layout, accumulate, Tile::large, ctx, bias);
   });
 }
 
 TEST_CASE("grouped_matmul: one product per expert, bit for bit, on every device", "[bitwise]") {
   const auto test = [](const Groups& g) {
     for (Layout layout : {Layout::nt, Layout::nn}) {
-      const bool deep = g.s.K > matmul_slice;  // what happens between slices does not depend on the layout
+      const bool deep = g.K > matmul_slice;  // what happens between slices does not depend on the layout
       if (!deep || layout == Layout::nn) require_products(g, layout, Accumulate::yes, false);
       if (!deep || layout == Layout::nt)
         for (bool with_bias : {false, true}) require_products(g, layout, Accumulate::no, with_bias);
@@ -86,27 +85,26 @@ TEST_CASE("grouped_matmul: one product per expert, bit for bit, on every device"
 
 TEST_CASE("grouped_matmul: one weight gradient per expert, bit for bit, on every device", "[bitwise]") {
   const auto test = [](const Groups& g) {
-    const GroupedShape& s = g.s;
     Trial t;
-    const auto a = t.random(s.M * s.N, 1), b = t.random(s.M * s.K, 2);
+    const auto a = t.random(g.M * g.N, 1), b = t.random(g.M * g.K, 2);
     // An expert without rows keeps what it has: C + 0 would not be C for -0.
-    const auto c = t.sum(without_rows(g, random_values<float>(s.E * s.N * s.K, 3), -0.0f)), in_large_tiles = t.again(c);
+    const auto c = t.sum(without_rows(g, random_values<float>(g.E * g.N * g.K, 3), -0.0f)), in_large_tiles = t.again(c);
     auto expected = c.values();
     Context cpu(Device::cpu);
-    for (size_t e = 0; e < s.E; e++)
+    for (size_t e = 0; e < g.E; e++)
       if (g.rows(e) > 0)
-        matmul(&expected[e * s.N * s.K], a.ref + g.begin(e) * s.N, b.ref + g.begin(e) * s.K, s.N, s.K, g.rows(e),
+        matmul(&expected[e * g.N * g.K], a.ref + g.begin(e) * g.N, b.ref + g.begin(e) * g.K, g.N, g.K, g.rows(e),
                Layout::tn, Accumulate::yes, cpu);
-    grouped_matmul_tn_ref(c.ref, a.ref, b.ref, g.start.data(), s);
+    grouped_matmul_tn_ref(c.ref, a.ref, b.ref, g.start.data(), g);
     REQUIRE_BITWISE(expected, c.values());
-    REQUIRE(grouped_matmul_tn_tile(s) == Tile::small);
+    REQUIRE(grouped_matmul_tn_tile(g) == Tile::small);
     t.on_every_device([&](Context& ctx) {
       const Buffer<int> row_start = g.on(ctx);
-      grouped_matmul_tn(c, a, b, row_start.data(), s, ctx);
+      grouped_matmul_tn(c, a, b, row_start.data(), g, ctx);
       if (ctx.device == Device::cpu)  // which has no tiles
-        return grouped_matmul_tn(in_large_tiles, a, b, row_start.data(), s, ctx);
-      REQUIRE(ctx.most_scratch_used() == (s.K ? grouped_matmul_tn_scratch(s) : 0));
-      grouped_matmul_tn_by_tile(in_large_tiles, a, b, row_start.data(), s, Tile::large, ctx);
+        return grouped_matmul_tn(in_large_tiles, a, b, row_start.data(), g, ctx);
+      REQUIRE(ctx.most_scratch_used() == (g.K ? grouped_matmul_tn_scratch(g) : 0));
+      grouped_matmul_tn_by_tile(in_large_tiles, a, b, row_start.data(), g, Tile::large, ctx);
     });
   };
   for_every_case(ragged, test);
@@ -116,18 +114,17 @@ TEST_CASE("grouped_matmul: one weight gradient per expert, bit for bit, on every
 template <class S>
 static void require_bias_gradients(const Groups& g) {
   INFO(name_of(storage_of<S>));
-  const GroupedShape& s = g.s;
   Trial t;
-  const auto dy = t.random<S>(s.M * s.N, 1);
-  const auto db = t.sum(without_rows(g, random_values<float>(s.E * s.N, 2), -0.0f));
+  const auto dy = t.random<S>(g.M * g.N, 1);
+  const auto db = t.sum(without_rows(g, random_values<float>(g.E * g.N, 2), -0.0f));
   auto expected = db.values();
-  for (size_t e = 0; e < s.E; e++) bias_backward_ref(&expected[e * s.N], dy.ref + g.begin(e) * s.N, g.rows(e), s.N);
-  grouped_bias_backward_ref(db.ref, dy.ref, g.start.data(), s.E, s.N);
+  for (size_t e = 0; e < g.E; e++) bias_backward_ref(&expected[e * g.N], dy.ref + g.begin(e) * g.N, g.rows(e), g.N);
+  grouped_bias_backward_ref(db.ref, dy.ref, g.start.data(), g.E, g.N);
   REQUIRE_BITWISE(expected, db.values());
   t.on_every_device([&](Context& ctx) {
     const Buffer<int> row_start = g.on(ctx);
-    grouped_bias_backward(db, dy, row_start.data(), s.M, s.E, s.N, ctx);
-    if (ctx.device != Device::cpu) REQUIRE(ctx.most_scratch_used() == grouped_bias_backward_scratch(s.M, s.E, s.N));
+    grouped_bias_backward(db, dy, row_start.data(), g.M, g.E, g.N, ctx);
+    if (ctx.device != Device::cpu) REQUIRE(ctx.most_scratch_used() == grouped_bias_backward_scratch(g.M, g.E, g.N));
   });
 }
 
@@ -143,21 +140,20 @@ TEST_CASE("grouped_matmul: threads share experts and parts of one in every way",
   const GroupedCase cases[] = {
       {{90, 100, 110, 100}, 130, 70}, {{7, 400, 5, 0, 9}, 70, 130}, {{400}, 65, 80}, {std::vector<int>(60, 6), 96, 50}};
   for_every_case(cases, [](const Groups& g) {
-    const GroupedShape& s = g.s;
     const int* const start = g.start.data();
     Trial t;
-    const auto a = t.random(s.M * s.K, 1), b = t.random(s.E * s.N * s.K, 2), dy = t.random(s.M * s.N, 3),
-               nt = t.out(s.M * s.N), nn = t.out(s.M * s.N), dw = t.sum(b.values());
-    grouped_matmul_ref(nt.ref, a.ref, b.ref, start, s, Layout::nt, Accumulate::no);
-    grouped_matmul_ref(nn.ref, a.ref, b.ref, start, s, Layout::nn, Accumulate::no);
-    grouped_matmul_tn_ref(dw.ref, dy.ref, a.ref, start, s);
+    const auto a = t.random(g.M * g.K, 1), b = t.random(g.E * g.N * g.K, 2), dy = t.random(g.M * g.N, 3),
+               nt = t.out(g.M * g.N), nn = t.out(g.M * g.N), dw = t.sum(b.values());
+    grouped_matmul_ref(nt.ref, a.ref, b.ref, start, g, Layout::nt, Accumulate::no);
+    grouped_matmul_ref(nn.ref, a.ref, b.ref, start, g, Layout::nn, Accumulate::no);
+    grouped_matmul_tn_ref(dw.ref, dy.ref, a.ref, start, g);
     for (int threads : {1, 2, 3, 8}) {
       const Threads of_the_cpu(threads);
       Context cpu(Device::cpu);
       t.on(cpu, [&](Context& ctx) {
-        grouped_matmul(nt, a, b, start, s, Layout::nt, Accumulate::no, ctx);
-        grouped_matmul(nn, a, b, start, s, Layout::nn, Accumulate::no, ctx);
-        grouped_matmul_tn(dw, dy, a, start, s, ctx);
+        grouped_matmul(nt, a, b, start, g, Layout::nt, Accumulate::no, ctx);
+        grouped_matmul(nn, a, b, start, g, Layout::nn, Accumulate::no, ctx);
+        grouped_matmul_tn(dw, dy, a, start, g, ctx);
       });
     }
   });
@@ -165,17 +161,16 @@ TEST_CASE("grouped_matmul: threads share experts and parts of one in every way",
 
 TEST_CASE("grouped_matmul: matrices may begin anywhere", "[bitwise]") {
   const Groups g({{5, 0, 70, 3}, 24, 28});  // whole quads, but the first is not on a multiple of 16 bytes
-  const GroupedShape& s = g.s;
   Trial t;
-  const auto a = t.random(s.M * s.K, 1), b = t.random(s.E * s.N * s.K, 2), dy = t.random(s.M * s.N, 3),
-             c = t.sum(s.M * s.N, 3), dw = t.sum(s.E * s.N * s.K, 2);
-  grouped_matmul_ref(c.ref, a.ref, b.ref, g.start.data(), s, Layout::nt, Accumulate::yes);
-  grouped_matmul_tn_ref(dw.ref, dy.ref, a.ref, g.start.data(), s);
+  const auto a = t.random(g.M * g.K, 1), b = t.random(g.E * g.N * g.K, 2), dy = t.random(g.M * g.N, 3),
+             c = t.sum(g.M * g.N, 3), dw = t.sum(g.E * g.N * g.K, 2);
+  grouped_matmul_ref(c.ref, a.ref, b.ref, g.start.data(), g, Layout::nt, Accumulate::yes);
+  grouped_matmul_tn_ref(dw.ref, dy.ref, a.ref, g.start.data(), g);
   for (const auto& array : {a, b, dy, c, dw}) array.widen(1, array.values().size() + 1, 1);
   t.on_both_devices([&](Context& ctx) {
     const Buffer<int> row_start = g.on(ctx);
-    grouped_matmul_tn(dw, dy, a, row_start.data(), s, ctx);
-    grouped_matmul(c, a, b, row_start.data(), s, Layout::nt, Accumulate::yes, ctx);
+    grouped_matmul_tn(dw, dy, a, row_start.data(), g, ctx);
+    grouped_matmul(c, a, b, row_start.data(), g, Layout::nt, Accumulate::yes, ctx);
   });
 }
 

@@ -27,87 +27,84 @@ const GroupedCase tall[] = {{{4097, 0, 4100}, 16, 8}, {{4100}, 5, 3}};
 void require_products(const Groups& g, Layout layout, Accumulate accumulate, MmaArithmetic arithmetic) {
   const bool add = accumulate == Accumulate::yes;
   INFO((layout == Layout::nt ? "nt" : "nn") << (add ? " +=, " : " =, ") << name_of(arithmetic));
-  const GroupedShape& s = g.s;
   const bool biased = !add && layout == Layout::nt;
   Trial t;
-  const auto a = t.random<bf16>(s.M * s.K, 1),  // what belongs to an expert without rows is not read
-      b = t.in<bf16>(without_rows(g, random_values<float>(s.E * s.N * s.K, 2), NAN)),
-             c = add ? t.sum<bf16>(s.M * s.N, 3) : t.out<bf16>(s.M * s.N);
-  const auto bias = biased ? t.random(s.E * s.N, 4) : Array<float>();
+  const auto a = t.random<bf16>(g.M * g.K, 1),  // what belongs to an expert without rows is not read
+      b = t.in<bf16>(without_rows(g, random_values<float>(g.E * g.N * g.K, 2), NAN)),
+             c = add ? t.sum<bf16>(g.M * g.N, 3) : t.out<bf16>(g.M * g.N);
+  const auto bias = biased ? t.random(g.E * g.N, 4) : Array<float>();
   t.reference([&] {  // the rows of each expert alone
     Context cpu(Device::cpu);
     cpu.use_mma(arithmetic);
-    for (size_t e = 0; e < s.E; e++)
-      matmul_bf16(c + g.begin(e) * s.N, a + g.begin(e) * s.K, b + e * s.N * s.K, g.rows(e), s.N, s.K, layout,
-                  accumulate, cpu, biased ? bias + e * s.N : nullptr);
+    for (size_t e = 0; e < g.E; e++)
+      matmul_bf16(c + g.begin(e) * g.N, a + g.begin(e) * g.K, b + e * g.N * g.K, g.rows(e), g.N, g.K, layout,
+                  accumulate, cpu, biased ? bias + e * g.N : nullptr);
   });
   const std::vector<float> expected = c.values();
-  t.reference([&] { grouped_matmul_bf16_ref(c, a, b, g.start.data(), s, layout, accumulate, arithmetic, bias); });
+  t.reference([&] { grouped_matmul_bf16_ref(c, a, b, g.start.data(), g, layout, accumulate, arithmetic, bias); });
   REQUIRE_BITWISE(expected, c.values());
   Array<bf16> gate, y, product;  // SiLU of a gate, times the product
   if (biased) {
-    gate = t.random<bf16>(s.M * s.N, 3), y = t.out<bf16>(s.M * s.N), product = t.again(c);
-    for (size_t i = 0; i < s.M * s.N; i++) y.ref[i] = activation_value(Activation::silu, gate.ref[i]) * expected[i];
+    gate = t.random<bf16>(g.M * g.N, 3), y = t.out<bf16>(g.M * g.N), product = t.again(c);
+    for (size_t i = 0; i < g.M * g.N; i++) y.ref[i] = activation_value(Activation::silu, gate.ref[i]) * expected[i];
   }
   t.on_every_device(arithmetic, [&](Context& ctx) {
     const Buffer<int> row_start = g.on(ctx);
-    grouped_matmul_bf16(c, a, b, row_start.data(), s, layout, accumulate, ctx, bias);
+    grouped_matmul_bf16(c, a, b, row_start.data(), g, layout, accumulate, ctx, bias);
     if (biased)
-      grouped_matmul_bf16(product, a, b, row_start.data(), s, layout, accumulate, ctx, bias,
+      grouped_matmul_bf16(product, a, b, row_start.data(), g, layout, accumulate, ctx, bias,
                           {y, gate, Activation::silu});
-    REQUIRE(ctx.most_scratch_used() <= grouped_matmul_bf16_scratch(s, ctx.device));
-    if (ctx.device != Device::cpu) REQUIRE(ctx.most_scratch_used() == grouped_matmul_bf16_scratch(s, ctx.device));
+    REQUIRE(ctx.most_scratch_used() <= grouped_matmul_bf16_scratch(g, ctx.device));
+    if (ctx.device != Device::cpu) REQUIRE(ctx.most_scratch_used() == grouped_matmul_bf16_scratch(g, ctx.device));
   });
 }
 
 void require_weight_gradients(const Groups& g, MmaArithmetic arithmetic) {
   INFO(name_of(arithmetic));
-  const GroupedShape& s = g.s;
   Trial t;
-  const auto a = t.random<bf16>(s.M * s.N, 1), b = t.random<bf16>(s.M * s.K, 2);
+  const auto a = t.random<bf16>(g.M * g.N, 1), b = t.random<bf16>(g.M * g.K, 2);
   // An expert without rows keeps what it has: C + 0 would not be C for -0.
-  const auto c = t.sum(without_rows(g, random_values<float>(s.E * s.N * s.K, 3), -0.0f));
+  const auto c = t.sum(without_rows(g, random_values<float>(g.E * g.N * g.K, 3), -0.0f));
   t.reference([&] {
     Context cpu(Device::cpu);
     cpu.use_mma(arithmetic);
-    for (size_t e = 0; e < s.E; e++)
+    for (size_t e = 0; e < g.E; e++)
       if (g.rows(e) > 0)
-        matmul_bf16(c + e * s.N * s.K, a + g.begin(e) * s.N, b + g.begin(e) * s.K, s.N, s.K, g.rows(e), Layout::tn,
+        matmul_bf16(c + e * g.N * g.K, a + g.begin(e) * g.N, b + g.begin(e) * g.K, g.N, g.K, g.rows(e), Layout::tn,
                     Accumulate::yes, cpu);
   });
   const std::vector<float> expected = c.values();
-  t.reference([&] { grouped_matmul_bf16_tn_ref(+c, +a, +b, g.start.data(), s, arithmetic); });
+  t.reference([&] { grouped_matmul_bf16_tn_ref(+c, +a, +b, g.start.data(), g, arithmetic); });
   REQUIRE_BITWISE(expected, c.values());
   t.on_every_device(arithmetic, [&](Context& ctx) {
     const Buffer<int> row_start = g.on(ctx);
-    grouped_matmul_bf16_tn(c, a, b, row_start.data(), s, ctx);
-    REQUIRE(ctx.most_scratch_used() <= grouped_matmul_bf16_tn_scratch(s, ctx.device));
+    grouped_matmul_bf16_tn(c, a, b, row_start.data(), g, ctx);
+    REQUIRE(ctx.most_scratch_used() <= grouped_matmul_bf16_tn_scratch(g, ctx.device));
     if (ctx.device != Device::cpu)
-      REQUIRE(ctx.most_scratch_used() == (s.K ? grouped_matmul_bf16_tn_scratch(s, ctx.device) : 0));
+      REQUIRE(ctx.most_scratch_used() == (g.K ? grouped_matmul_bf16_tn_scratch(g, ctx.device) : 0));
   });
 }
 
 // Two products of each expert's rows that are one sum.
 void require_joined(const Groups& g, size_t second_K) {
-  const GroupedShape& s = g.s;
   Trial t;
-  const auto a0 = t.random<bf16>(s.M * s.K, 1), a1 = t.random<bf16>(s.M * second_K, 2),
-             b0 = t.in<bf16>(without_rows(g, random_values<float>(s.E * s.N * s.K, 3), NAN)),
-             b1 = t.in<bf16>(without_rows(g, random_values<float>(s.E * s.N * second_K, 4), NAN)),
-             c = t.sum<bf16>(s.M * s.N, 5);
+  const auto a0 = t.random<bf16>(g.M * g.K, 1), a1 = t.random<bf16>(g.M * second_K, 2),
+             b0 = t.in<bf16>(without_rows(g, random_values<float>(g.E * g.N * g.K, 3), NAN)),
+             b1 = t.in<bf16>(without_rows(g, random_values<float>(g.E * g.N * second_K, 4), NAN)),
+             c = t.sum<bf16>(g.M * g.N, 5);
   t.reference([&] {
-    for (size_t e = 0; e < s.E; e++) {
+    for (size_t e = 0; e < g.E; e++) {
       const size_t row = g.begin(e);
-      const MmaFactors factors[] = {{{a0 + row * s.K, s.K}, {b0 + e * s.N * s.K, s.N}, s.K},
-                                    {{a1 + row * second_K, second_K}, {b1 + e * s.N * second_K, s.N}, second_K}};
-      if (g.rows(e)) matmul_bf16_joined_ref(c + row * s.N, factors, g.rows(e), s.N, Accumulate::yes, usual_mma());
+      const MmaFactors factors[] = {{{a0 + row * g.K, g.K}, {b0 + e * g.N * g.K, g.N}, g.K},
+                                    {{a1 + row * second_K, second_K}, {b1 + e * g.N * second_K, g.N}, second_K}};
+      if (g.rows(e)) matmul_bf16_joined_ref(c + row * g.N, factors, g.rows(e), g.N, Accumulate::yes, usual_mma());
     }
   });
   t.on_every_device([&](Context& ctx) {
     const Buffer<int> row_start = g.on(ctx);
-    const MmaFactors factors[] = {{{a0, s.K}, {b0, s.N}, s.K}, {{a1, second_K}, {b1, s.N}, second_K}};
-    grouped_matmul_bf16_joined(c, factors, row_start.data(), s, Accumulate::yes, ctx);
-    REQUIRE(ctx.most_scratch_used() <= grouped_matmul_bf16_scratch({s.M, s.E, s.N, joined_depth(factors)}, ctx.device));
+    const MmaFactors factors[] = {{{a0, g.K}, {b0, g.N}, g.K}, {{a1, second_K}, {b1, g.N}, second_K}};
+    grouped_matmul_bf16_joined(c, factors, row_start.data(), g, Accumulate::yes, ctx);
+    REQUIRE(ctx.most_scratch_used() <= grouped_matmul_bf16_scratch({g.M, g.E, g.N, joined_depth(factors)}, ctx.device));
   });
 }
 
@@ -123,7 +120,7 @@ TEST_CASE("grouped_matmul_bf16: one product per expert, bit for bit, on every de
   for_every_case(ragged, [](const Groups& g) {
     for (Layout layout : {Layout::nt, Layout::nn}) {
       require_products(g, layout, Accumulate::no, usual_mma());
-      if (g.s.N < 100) require_products(g, layout, Accumulate::yes, usual_mma());
+      if (g.N < 100) require_products(g, layout, Accumulate::yes, usual_mma());
     }
   });
   for_every_case(deep, [](const Groups& g) {
@@ -151,19 +148,18 @@ TEST_CASE("grouped_matmul_bf16: one weight gradient per expert, bit for bit, on 
 
 TEST_CASE("grouped_matmul_bf16: a NaN stays with its expert", "[bitwise]") {
   const Groups g({{5, 7, 3}, 8, 16});
-  const GroupedShape& s = g.s;
-  auto x = random_values<float>(s.M * s.K, 1), dy = random_values<float>(s.M * s.N, 2);
-  const auto w = random_values<float>(s.E * s.N * s.K, 3);
-  std::fill_n(x.begin() + ptrdiff_t(g.begin(1) * s.K), g.rows(1) * s.K, NAN);
+  auto x = random_values<float>(g.M * g.K, 1), dy = random_values<float>(g.M * g.N, 2);
+  const auto w = random_values<float>(g.E * g.N * g.K, 3);
+  std::fill_n(x.begin() + ptrdiff_t(g.begin(1) * g.K), g.rows(1) * g.K, NAN);
   on_every_device([&](Context& ctx) {
     const Buffer<int> row_start = g.on(ctx);
-    const GuardedOf<bf16> gx(ctx, x), gdy(ctx, dy), gw(ctx, w), gy(ctx, s.M * s.N);
+    const GuardedOf<bf16> gx(ctx, x), gdy(ctx, dy), gw(ctx, w), gy(ctx, g.M * g.N);
     const Guarded gdw(ctx, std::vector<float>(w.size(), 1.0f));
-    grouped_matmul_bf16(gy, gx, gw, row_start.data(), s, Layout::nt, Accumulate::no, ctx);
-    grouped_matmul_bf16_tn(gdw, gdy, gx, row_start.data(), s, ctx);
+    grouped_matmul_bf16(gy, gx, gw, row_start.data(), g, Layout::nt, Accumulate::no, ctx);
+    grouped_matmul_bf16_tn(gdw, gdy, gx, row_start.data(), g, ctx);
     const std::vector<float> y = gy.download(), dw = gdw.download();
-    for (size_t i = 0; i < y.size(); i++) REQUIRE(std::isnan(y[i]) == (i / s.N >= g.begin(1) && i / s.N < g.begin(2)));
-    for (size_t i = 0; i < dw.size(); i++) REQUIRE(std::isnan(dw[i]) == (i / (s.N * s.K) == 1));
+    for (size_t i = 0; i < y.size(); i++) REQUIRE(std::isnan(y[i]) == (i / g.N >= g.begin(1) && i / g.N < g.begin(2)));
+    for (size_t i = 0; i < dw.size(); i++) REQUIRE(std::isnan(dw[i]) == (i / (g.N * g.K) == 1));
   });
 }
 
