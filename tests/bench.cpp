@@ -110,8 +110,11 @@ std::vector<double> best_seconds(std::vector<std::function<void()>> functions, d
 nlohmann::ordered_json results;
 std::string file_name;
 
-// The file is written after every row: a bench that is stopped leaves what it has measured.
-void add_row(nlohmann::ordered_json row) {
+// What is measured: a line for the reader, and its numbers for the file, which is written after every row: a bench that
+// is stopped leaves what it has measured.
+void tell(const std::string& line, nlohmann::ordered_json row) {
+  printf("%s\n", line.c_str());
+  fflush(stdout);
   results["rows"].push_back(std::move(row));
   if (file_name.empty()) return;
   const std::string fresh = file_name + ".new";
@@ -121,12 +124,6 @@ void add_row(nlohmann::ordered_json row) {
   require(file.good() && rename(fresh.c_str(), file_name.c_str()) == 0, "bench: cannot write %s", file_name.c_str());
 }
 
-// What is measured: a line for the reader, and its numbers for the file.
-void tell(const std::string& line, nlohmann::ordered_json row) {
-  printf("%s\n", line.c_str());
-  fflush(stdout);
-  add_row(std::move(row));
-}
 // "   12 %", of a ceiling that is known.
 std::string percent(double share, double ceiling) {
   return ceiling > 0 ? format(" %8.0f %%", 100 * share / ceiling) : "";
@@ -158,10 +155,6 @@ void tell_both_ways(const std::string& op, const std::string& name, double forwa
         {"backward_share_of_peak", backward * share}});
 }
 
-const char* name_of(Layout layout) {
-  return layout == Layout::nt ? "nt" : layout == Layout::nn ? "nn" : "tn";
-}
-
 // Device memory that stands where a pointer is expected.
 template <class S>
 struct Numbers : Buffer<S> {
@@ -186,11 +179,11 @@ struct Ceilings {
   double fma, copy;  // FLOP/s of multiply-adds, on a GPU not measured, and bytes/s
 };
 
-#ifndef __CUDACC__
-// Independent chains of vector fmas on every core: what the arithmetic units can do.
+// Independent chains of vector fmas on every core: what the arithmetic units can do. 0 on a GPU.
 double fma_peak() {
-  const size_t rounds = 2000000, chains = 12;
   double best = 0;
+#ifndef __CUDACC__
+  const size_t rounds = 2000000, chains = 12;
   for (int attempt = 0; attempt < 5; attempt++) {
     const double start = seconds_now();
     float total = 0;
@@ -207,9 +200,9 @@ double fma_peak() {
     const double flops = 2.0 * double(rounds * chains * lanes) * omp_get_max_threads();
     if (total != 0) best = std::max(best, flops / (seconds_now() - start));
   }
+#endif
   return best;
 }
-#endif
 
 double copy_bandwidth([[maybe_unused]] Context& ctx) {
   const size_t n = size_t{1} << 26;  // 256 MiB: far more than the caches of a core
@@ -295,7 +288,7 @@ void bench_bf16(Context& ctx, const Ceilings&) {
   // On a GPU: the best so far of both, and the largest matrices come first.
   double peak = gpu ? measured_matmul_peak(Storage::bf16, ctx) : 0;
   printf("\n%-36s %10s %10s %8s %10s\n", "bf16 M x N x K", "GFLOP/s", peer, "ratio", gpu ? "of peak" : "");
-  const auto compare = [&](Layout layout, size_t M, size_t N, size_t K) {
+  const auto compare = [&](const char* of_layout, Layout layout, size_t M, size_t N, size_t K) {
     const Numbers<bf16> A = filled<bf16>(M * K, 1), B = filled<bf16>(N * K, 2);
     const Numbers<float> C = filled(M * N, 3), D = filled(M * N, 3), wide_a = filled(gpu ? 0 : M * K, 1),
                          wide_b = filled(gpu ? 0 : N * K, 2);
@@ -308,20 +301,21 @@ void bench_bf16(Context& ctx, const Ceilings&) {
     };
     const auto seconds = best_seconds({ours, theirs});
     const double flops = 2.0 * double(M) * double(N) * double(K);
-    const std::string name = format("%s %zux%zux%zu", name_of(layout), M, N, K);
+    const std::string name = format("%s %zux%zux%zu", of_layout, M, N, K);
     if (gpu) peak = std::max(peak, flops / std::min(seconds[0], seconds[1]));
     tell_beside("bf16 " + name, name, flops, seconds, peer, peak);
   };
   if (gpu)
-    for (size_t n : {8192, 4096}) compare(Layout::nt, n, n, n);
-  for (Layout layout : {Layout::nt, Layout::nn, Layout::tn}) compare(layout, 512, 768, 768);
+    for (size_t n : {8192, 4096}) compare("nt", Layout::nt, n, n, n);
+  for (auto [name, layout] : {std::pair("nt", Layout::nt), {"nn", Layout::nn}, {"tn", Layout::tn}})
+    compare(name, layout, 512, 768, 768);
   if (!gpu) return;
   // GPT-2 124M's products over 32 sequences of 1024 tokens, its output matrix among them.
   const size_t tokens = 32 * 1024;
   for (auto [out, in] : {std::pair<size_t, size_t>{768, 768}, {2304, 768}, {3072, 768}, {768, 3072}, {50304, 768}}) {
-    compare(Layout::nt, out > tokens ? 8192 : tokens, out, in);
-    compare(Layout::nn, out > tokens ? 8192 : tokens, in, out);
-    compare(Layout::tn, out, in, out > tokens ? 8192 : tokens);
+    compare("nt", Layout::nt, out > tokens ? 8192 : tokens, out, in);
+    compare("nn", Layout::nn, out > tokens ? 8192 : tokens, in, out);
+    compare("tn", Layout::tn, out, in, out > tokens ? 8192 : tokens);
   }
   // The activation of a feed-forward layer in the end of its product, beside one in a kernel of its own.
   const size_t F = 3072, C = 768;
@@ -330,13 +324,12 @@ void bench_bf16(Context& ctx, const Ceilings&) {
   const auto multiply = [&](const Activated& activated) {
     matmul_bf16(u, x, w, tokens, F, C, Layout::nt, Accumulate::no, ctx, nullptr, activated);
   };
-  const auto seconds = best_seconds({[&] {
-                                       multiply({y, g, Activation::silu});
-                                     },
-                                     [&] {
-                                       multiply({});
-                                       glu_forward(y, g, u, tokens * F, Activation::silu, ctx);
-                                     }});
+  const Activated in_the_end = {y, g, Activation::silu}, none;
+  const auto one_after = [&] {
+    multiply(none);
+    glu_forward(y, g, u, tokens * F, Activation::silu, ctx);
+  };
+  const auto seconds = best_seconds({[&] { multiply(in_the_end); }, one_after});
   tell(format("SwiGLU in the end of the product of W_up: %.2fx the speed of one after it", seconds[1] / seconds[0]),
        {{"op", "bf16 product with SwiGLU"}, {"peer", "SwiGLU after it"}, {"ratio_to_peer", seconds[1] / seconds[0]}});
 }
@@ -353,18 +346,11 @@ void bench_grouped(Context& ctx, const Ceilings&) {
     else
       grouped_matmul(to, from, w, row_start, s, layout, Accumulate::no, ctx);
   };
-  const auto gradient = [&](float* dw, const S* dy, const S* x, const int* row_start, const GroupedShape& s) {
-    if constexpr (is_bf16)
-      grouped_matmul_bf16_tn(dw, dy, x, row_start, s, ctx);
-    else
-      grouped_matmul_tn(dw, dy, x, row_start, s, ctx);
-  };
-  const auto dense = [&](auto* to, const S* a, const S* b, size_t M, size_t N, size_t K, Layout layout,
+  const auto gradient = std::get<is_bf16>(std::make_pair(grouped_matmul_tn, grouped_matmul_bf16_tn));
+  const auto dense = [&](Reals to, const S* a, const S* b, size_t M, size_t N, size_t K, Layout layout,
                          Accumulate accumulate) {
-    if constexpr (is_bf16)
-      matmul_bf16(to, a, b, M, N, K, layout, accumulate, ctx);
-    else
-      matmul(to, a, b, M, N, K, layout, accumulate, ctx);
+    matmul_stored({to, N}, {a, packed_lda(M, K, layout)}, {b, packed_ldb(N, K, layout)}, M, N, K, layout, accumulate,
+                  ctx);
   };
   printf("\n%-36s %10s %10s %8s\n", format("%sgrouped matmul rows E N K", is_bf16 ? "bf16 " : "").c_str(), "GFLOP/s",
          "one matrix", "ratio");
@@ -384,11 +370,11 @@ void bench_grouped(Context& ctx, const Ceilings&) {
         const char* name;
         std::function<void()> grouped, dense;
       } roles[] = {{"forward", [&] { product(y, x, w, row_start, s, Layout::nt); },
-                    [&] { dense(+y, x, one, s.M, s.N, s.K, Layout::nt, Accumulate::no); }},
+                    [&] { dense(y, x, one, s.M, s.N, s.K, Layout::nt, Accumulate::no); }},
                    {"dx", [&] { product(dx, y, w, row_start, back, Layout::nn); },
-                    [&] { dense(+dx, y, one, s.M, s.K, s.N, Layout::nn, Accumulate::no); }},
-                   {"dW", [&] { gradient(dw, y, x, row_start, s); },
-                    [&] { dense(+d_one, y, x, s.N, s.K, s.M, Layout::tn, Accumulate::yes); }}};
+                    [&] { dense(dx, y, one, s.M, s.K, s.N, Layout::nn, Accumulate::no); }},
+                   {"dW", [&] { gradient(dw, y, x, row_start, s, ctx); },
+                    [&] { dense(d_one, y, x, s.N, s.K, s.M, Layout::tn, Accumulate::yes); }}};
       for (const auto& role : roles) {
         const std::string name =
             format("%s %zu %zu %zu %zu%s", role.name, s.M, s.E, s.N, s.K, skewed ? " skewed" : " balanced");
@@ -584,6 +570,7 @@ template <class S>
 void bench_attention(Context& ctx, const Ceilings& ceilings) {
   constexpr bool is_bf16 = std::is_same_v<S, bf16>, gpu = device == Device::cuda;
   const double peak = !is_bf16 ? ceilings.fma : gpu ? measured_matmul_peak(Storage::bf16, ctx) : 0;
+  const auto backward_of = std::get<is_bf16>(std::make_pair(attention_backward, attention_bf16_backward));
   struct Case {
     AttentionShape shape;
     const char* what;
@@ -623,13 +610,7 @@ void bench_attention(Context& ctx, const Ceilings& ceilings) {
         if (c.gate) gate_forward(gated, o, z, s.B * s.T, s.H * s.D, 1, {}, ctx);
       }
     };
-    auto backward = [&] {
-      const auto call = [&](auto f) { f(dq, dk, dv, sink_p, sink_ds, dout, q, k, v, o, lse, s, position, ctx); };
-      if constexpr (is_bf16)
-        call(attention_bf16_backward);
-      else
-        call(attention_backward);
-    };
+    auto backward = [&] { backward_of(dq, dk, dv, sink_p, sink_ds, dout, q, k, v, o, lse, s, position, ctx); };
     forward();
     const double fwd = best_seconds({forward})[0], bwd = best_seconds({backward})[0];
     // two products forward, five backward, over the pairs that see each other
@@ -827,10 +808,7 @@ int main(int argc, char** argv) try {
   setenv("OPENBLAS_THREAD_TIMEOUT", "10", 0);  // OpenBLAS's threads must not spin while ours work
   set_limits(argv);
   Context ctx(device);
-  Ceilings ceilings{0, copy_bandwidth(ctx)};
-#ifndef __CUDACC__
-  ceilings.fma = fma_peak();
-#endif
+  const Ceilings ceilings{fma_peak(), copy_bandwidth(ctx)};
   printf("%s", name_of(device));
   if (device == Device::cpu) printf(", %d threads, FMA peak %.1f GFLOP/s", omp_get_max_threads(), ceilings.fma * 1e-9);
   printf(", copy %.1f GB/s\n", ceilings.copy * 1e-9);
