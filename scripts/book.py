@@ -20,8 +20,8 @@ import sys
 from common import ROOT, library, read_bench, refuse
 from plots import PAGE, colours_css
 
-markdown = library("markdown", "--book")
-pygments = library("pygments", "--book")
+markdown = library("markdown", "scripts/setup.sh --book")
+pygments = library("pygments", "scripts/setup.sh --book")
 from pygments.formatters import HtmlFormatter  # noqa: E402
 from pygments.lexers import get_lexer_for_filename  # noqa: E402
 

@@ -25,9 +25,9 @@ def cores():
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
 
 
-def library(name, flag):
-    """A library, from this python or else from Debian's, which then runs the script from its start. flag: the option of
-    scripts/setup.sh that installs it."""
+def library(name, installs):
+    """A library, from this python or else from Debian's, which then runs the script from its start. installs: the
+    command that does."""
     try:
         return importlib.import_module(name)
     except ImportError:
@@ -35,7 +35,7 @@ def library(name, flag):
         if sys.executable != DEBIANS and os.path.exists(DEBIANS):
             if subprocess.run(has_it, stderr=subprocess.DEVNULL).returncode == 0:
                 os.execv(DEBIANS, [DEBIANS, *sys.argv])
-        refuse(f"{sys.executable} has no {name}: run scripts/setup.sh {flag}, or use a python that has it")
+        refuse(f"{sys.executable} has no {name}: run {installs}, or use a python that has it")
 
 
 def ended(main):

@@ -3,11 +3,10 @@
 
 usage: scripts/plot_log.py FOLDER... [-o losses.png]     each FOLDER was a run's --out (it holds log.jsonl)
 """
-import argparse
 import math
 import os
 
-from common import ended, refuse
+from common import ended, parser_of, refuse
 from plots import drawn, find_matplotlib, is_finite, is_number, look, read_log, writable
 
 
@@ -22,7 +21,7 @@ def series(folder, entries, key):
 
 
 def main():
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser = parser_of(__doc__)
     parser.add_argument("folders", nargs="+", metavar="FOLDER", help="what --out named")
     parser.add_argument("-o", "--output", default="losses.png")
     args = parser.parse_args()

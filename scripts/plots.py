@@ -87,4 +87,4 @@ def find_matplotlib():
     """matplotlib, and numpy with it, from this python or else from Debian's, which then runs the script from its
     start."""
     logging.getLogger("matplotlib").setLevel(logging.ERROR)  # of a user without a home it says where it keeps its fonts
-    return library("matplotlib", "--plots")
+    return library("matplotlib", "scripts/setup.sh --plots")

@@ -7,10 +7,9 @@ usage: scripts/report.py FOLDER... [--out=report.html] [--pictures=FOLDER]     e
 A run that ended, or ./train --evaluate --out=FOLDER, has left measures.safetensors there; without that file the page
 shows what the log alone says. The page needs nothing beside itself.
 """
-import argparse
 import os
 
-from common import ended, refuse
+from common import ended, parser_of, refuse
 from plots import find_matplotlib, writable
 
 
@@ -45,7 +44,7 @@ def make_folder(path):
 
 
 def main():
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser = parser_of(__doc__)
     parser.add_argument("folders", nargs="+", metavar="FOLDER", help="what --out named")
     parser.add_argument("-o", "--out", default="report.html", metavar="FILE", help="the page [report.html]")
     parser.add_argument("--pictures", metavar="FOLDER", help="where each figure goes as an SVG file too")

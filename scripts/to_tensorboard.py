@@ -9,22 +9,11 @@ Every number of log.jsonl becomes a scalar of its name, and every number of a li
 NAME/LAYER. Called again, it writes all of a run anew. A step stands at the time at which it ended, counted back from
 the last change of the log.
 """
-import argparse
 import glob
 import os
-import sys
 
-from common import ended, refuse
+from common import ended, library, parser_of, refuse
 from plots import is_finite, read_log, writable
-
-
-def find_writer():
-    try:
-        from tensorboard.summary import Writer
-    except ImportError as error:
-        refuse(f"{sys.executable} has no tensorboard ({error}): python3 -m pip install tensorboard, or use a python "
-               "that has it")
-    return Writer
 
 
 def scalars(entry):
@@ -37,7 +26,7 @@ def scalars(entry):
 
 
 def main():
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser = parser_of(__doc__)
     parser.add_argument("folders", nargs="+", metavar="FOLDER", help="what --out named")
     parser.add_argument("-o", "--out", default="tensorboard", metavar="FOLDER",
                         help="where a folder for each run goes [tensorboard]")
@@ -46,7 +35,7 @@ def main():
     for name in names:
         if names.count(name) > 1:
             refuse(f"{writable(name)}: two runs of this name would be one in {args.out}: write them apart with --out")
-    writer_of = find_writer()
+    summary = library("tensorboard.summary", "python3 -m pip install tensorboard")
     for folder, name in zip(args.folders, names):
         entries = read_log(folder)
         end = os.path.getmtime(os.path.join(folder, "log.jsonl"))
@@ -54,7 +43,7 @@ def main():
         target, written = os.path.join(args.out, name), 0
         for old in glob.glob(os.path.join(glob.escape(target), "events.out.tfevents.*")):
             os.remove(old)
-        writer = writer_of(target)
+        writer = summary.Writer(target)
         for entry in entries:
             left -= entry["seconds"] if is_finite(entry.get("seconds")) else 0
             for tag, number in scalars(entry):

@@ -80,10 +80,7 @@ def files_of(texts):
 
 def size_of(file):
     """Of a file that can be read; a pipe says none."""
-    try:
-        status = os.stat(file)
-    except OSError as error:
-        fail(f"{file}: {error.strerror}")
+    status = os.stat(file)
     if not stat.S_ISREG(status.st_mode):
         fail(f"{file}: not a regular file")
     return status.st_size
@@ -198,12 +195,8 @@ def byte_level_bpe(texts, size):
     tokenizer = tokenizers.Tokenizer(models.BPE())
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     tokenizer.decoder = decoders.ByteLevel()
-    trainer = trainers.BpeTrainer(
-        vocab_size=size,
-        special_tokens=END_OF_TEXT[:1],
-        initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
-        show_progress=sys.stderr.isatty(),
-    )
+    trainer = trainers.BpeTrainer(vocab_size=size, special_tokens=END_OF_TEXT[:1], show_progress=sys.stderr.isatty(),
+                                  initial_alphabet=pre_tokenizers.ByteLevel.alphabet())
     tokenizer.train_from_iterator((text for text, _, val in texts.pieces() if not val), trainer)
     return tokenizer
 
