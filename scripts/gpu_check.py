@@ -226,19 +226,16 @@ class Checks:
         """Where the benchmark's rows of a part lie, or all that are there."""
         return os.path.join(self.logs, f"bench.{part}.json" if part else "bench.json")
 
-    def over_tests(self, stage, tests, of, environment=lambda test: {}, before=()):
-        return [Check(stage, f"{stage} {base(test)}", [*before, test, of], environment(test)) for test in tests]
-
     def of(self, stage):
-        if stage == "bitwise" or stage in AGAIN:
+        if stage in ("bitwise", "cublas", *AGAIN, *SANITIZERS):
+            tests, cases = (self.of_cublas, "[cublas]") if stage == "cublas" else (self.tests, "[bitwise]")
+            before = self.sanitized(stage) if stage in SANITIZERS else []
+            own = AGAIN | {"initcheck": {"GATED_FILL": "off"}, "memcheck": {"GATED_GUARD": "off"}}
+
             def environment(test):
-                return AGAIN.get(stage) or ({} if self.bench else {"PTX_LAUNCHED": test + ".launched"})
-            return self.over_tests(stage, self.tests, "[bitwise]", environment)
-        if stage == "cublas":
-            return self.over_tests(stage, self.of_cublas, "[cublas]")
-        if stage in SANITIZERS:
-            own = {"initcheck": {"GATED_FILL": "off"}, "memcheck": {"GATED_GUARD": "off"}}.get(stage, {})
-            return self.over_tests(stage, self.tests, "[bitwise]", lambda test: own, self.sanitized(stage))
+                says_launched = stage == "bitwise" and not self.bench
+                return {"PTX_LAUNCHED": test + ".launched"} if says_launched else own.get(stage, {})
+            return [Check(stage, f"{stage} {base(test)}", [*before, test, cases], environment(test)) for test in tests]
         if stage == "launched":
             return [Check(stage, "launched every kernel", [SCRIPT, "--launched", os.path.dirname(self.tests[0])])]
         if stage == "program":
@@ -485,19 +482,18 @@ def main(result, train, bench, tests, of_cublas):
     return 1 if failed or not_run else 0
 
 
-if __name__ == "__main__":
-    mode, *arguments = sys.argv[1:] or [""]
-    if mode == "--fingerprint":
-        sys.exit(compare_fingerprints(arguments[0], arguments[1:]))
-    if mode == "--golden":
-        # (--steps, and --warmup, which may not be more)
-        run = GOLDEN.replace("=20 ", f"={arguments[1]} ") + " --batch=2 --context=160 --val-batches=1"
-        sys.exit(max(compare_fingerprints(arguments[0], (run + more).split()) for more in ["", *OTHER_GOLDEN.values()]))
-    if mode == "--launched":
-        sys.exit(launched_by_tests(arguments[0]))
-    if mode == "--rehearsal":
-        sys.exit(main(arguments[0], arguments[1], None, arguments[2:], []))
-    cublas_at = arguments.index("--cublas") if "--cublas" in arguments else len(arguments)
-    if cublas_at < 2:
-        refuse("expected RESULT.json BENCH TEST... [--cublas TEST...]")
-    sys.exit(main(mode, "./train", arguments[0], arguments[1:cublas_at], arguments[cublas_at + 1:]))
+mode, *arguments = sys.argv[1:] or [""]
+if mode == "--fingerprint":
+    sys.exit(compare_fingerprints(arguments[0], arguments[1:]))
+if mode == "--golden":
+    # (--steps, and --warmup, which may not be more)
+    run = GOLDEN.replace("=20 ", f"={arguments[1]} ") + " --batch=2 --context=160 --val-batches=1"
+    sys.exit(max(compare_fingerprints(arguments[0], (run + more).split()) for more in ["", *OTHER_GOLDEN.values()]))
+if mode == "--launched":
+    sys.exit(launched_by_tests(arguments[0]))
+if mode == "--rehearsal":
+    sys.exit(main(arguments[0], arguments[1], None, arguments[2:], []))
+cublas_at = arguments.index("--cublas") if "--cublas" in arguments else len(arguments)
+if cublas_at < 2:
+    refuse("expected RESULT.json BENCH TEST... [--cublas TEST...]")
+sys.exit(main(mode, "./train", arguments[0], arguments[1:cublas_at], arguments[cublas_at + 1:]))
