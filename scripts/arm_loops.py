@@ -87,5 +87,4 @@ def main(arm, avx2):
     return wrong > 0
 
 
-if __name__ == "__main__":
-    sys.exit(main(*sys.argv[1:3]))
+sys.exit(main(*sys.argv[1:3]))

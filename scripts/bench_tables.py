@@ -59,5 +59,4 @@ def main():
     write_whole(PAGE, fresh)
 
 
-if __name__ == "__main__":
-    main()
+main()

@@ -90,5 +90,4 @@ def main():
         refuse("; ".join(failed))
 
 
-if __name__ == "__main__":
-    ended(main)
+ended(main)

@@ -73,9 +73,5 @@ def attention(T=130, heads=2, kv_heads=1, D=32):
     return {"T": T, "heads": heads, "kv_heads": kv_heads, "D": D} | found
 
 
-def main():
-    content = {"batch": BATCH, "models": [fixture(*line) for line in LINES.items()], "attention": attention()}
-    write_fixture("bf16.json", json.dumps(fixtures.VERSIONS | content, indent=1))
-
-
-main()
+content = {"batch": BATCH, "models": [fixture(*line) for line in LINES.items()], "attention": attention()}
+write_fixture("bf16.json", json.dumps(fixtures.VERSIONS | content, indent=1))

@@ -166,12 +166,8 @@ def sizes(f, **more):
                 attn_implementation="eager") | more
 
 
-def same_names(w):
-    return w
-
-
 def qwen3(f):
-    return transformers.Qwen3ForCausalLM(transformers.Qwen3Config(**sizes(f))), same_names
+    return transformers.Qwen3ForCausalLM(transformers.Qwen3Config(**sizes(f))), dict
 
 
 def experts_of(f, **more):
@@ -551,8 +547,7 @@ def dump(x, digits, indent=""):
 def main():
     base, lines = small_models()
     lines = list(dict.fromkeys([re.sub(r"--dropout=\S+ ?", "", line) for line in lines] + list(libraries)))
-    with open(modeling_gated.__file__) as file:
-        formulas = f"{fnv1a(file.read()):016x}"
+    formulas = f"{fnv1a(read(modeling_gated.__file__)):016x}"
     models = {"formulas": formulas, "models": [model_fixture(line, base) for line in lines]}
     write_fixture("models.json", dump(VERSIONS | models, 9))
     write_fixture("ops.json", dump(VERSIONS | {"operations": op_fixtures()}, 13))

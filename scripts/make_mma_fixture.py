@@ -30,12 +30,8 @@ def multiplied(tile, generation):
     return "".join(f"{x:08x}" for x in D.view(torch.int32).to(torch.int64).flatten().bitwise_and(0xffffffff).tolist())
 
 
-def main():
-    fixture = json.loads(read(os.path.join(ROOT, "tests/fixtures/mma.json")))
-    for generation in ("Ampere", "Hopper"):
-        for tile in fixture[generation.lower()]:
-            tile["D"] = multiplied(tile, generation)
-    write_fixture("mma.json", json.dumps(fixture, indent=0))
-
-
-main()
+fixture = json.loads(read(os.path.join(ROOT, "tests/fixtures/mma.json")))
+for generation in ("Ampere", "Hopper"):
+    for tile in fixture[generation.lower()]:
+        tile["D"] = multiplied(tile, generation)
+write_fixture("mma.json", json.dumps(fixture, indent=0))

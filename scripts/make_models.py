@@ -61,8 +61,7 @@ def by_transformers(name, config):
         shapes = {n: tuple(x.shape) for n, x in on_disk(transformers.AutoModelForCausalLM.from_config(config)).items()}
         zero_centred = config.model_type in ("qwen3_next", "gemma3_text")
         save_file({n: x.float().contiguous() for n, x in weights(shapes, zero_centred).items()}, file, {"format": "pt"})
-        with open(os.path.join(folder, "config.json")) as text:
-            written = json.load(text)
+        written = json.loads(read(os.path.join(folder, "config.json")))
         m = transformers.AutoModelForCausalLM.from_pretrained(folder, attn_implementation="eager", dtype=torch.float32,
                                                               experts_implementation="eager").double().eval()
         with in_float64():
@@ -105,13 +104,9 @@ def released_gates(name, config, tensors):
     return fixture(name, config, shapes, False, of_ours)
 
 
-def main():
-    transformers.logging.set_verbosity_error()
-    transformers.logging.disable_progress_bar()
-    models = [released_gates(m["name"], m["config"], m["tensors"]) if "headwise_attn_output_gate" in m["config"] else
-              by_transformers(m["name"], transformers.AutoConfig.for_model(**m["config"]))
-              for m in json.loads(read(os.path.join(ROOT, "tests/fixtures/hf_models.json")))["models"]]
-    write_fixture("hf_models.json", dump(VERSIONS | {"models": models}, 9))
-
-
-main()
+transformers.logging.set_verbosity_error()
+transformers.logging.disable_progress_bar()
+models = [released_gates(m["name"], m["config"], m["tensors"]) if "headwise_attn_output_gate" in m["config"] else
+          by_transformers(m["name"], transformers.AutoConfig.for_model(**m["config"]))
+          for m in json.loads(read(os.path.join(ROOT, "tests/fixtures/hf_models.json")))["models"]]
+write_fixture("hf_models.json", dump(VERSIONS | {"models": models}, 9))

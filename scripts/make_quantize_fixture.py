@@ -85,20 +85,16 @@ def weight(w, format):
     return y
 
 
-def main():
-    bfloat16 = (np.arange(65536, dtype=np.uint32) << np.uint32(16)).view(np.float32)
-    numbers = {"bfloat16": bfloat16, "random": random_numbers(1000000, -12, 22)}
-    matrix = random_numbers(150 * 300, -16, 16).reshape(150, 300).copy()
-    matrix[::5] = 0
-    for block in range(0, 150 * 19, 37):
-        matrix[block // 19, block % 19 * 16 : block % 19 * 16 + 16] = 0
-    fixture = {
-        "ml_dtypes": ml_dtypes.__version__,
-        "roundings": {f: {name: hash_of(rounded(x, f)) for name, x in numbers.items()} for f in TYPES},
-        "operations": {f: {"rows": hash_of(rows(matrix, f)), "weight": hash_of(weight(matrix, f))}
-                       for f in ("fp8", "nvfp4")},
-    }
-    write_fixture("quantize.json", json.dumps(fixture, indent=1))
-
-
-main()
+bfloat16 = (np.arange(65536, dtype=np.uint32) << np.uint32(16)).view(np.float32)
+numbers = {"bfloat16": bfloat16, "random": random_numbers(1000000, -12, 22)}
+matrix = random_numbers(150 * 300, -16, 16).reshape(150, 300).copy()
+matrix[::5] = 0
+for block in range(0, 150 * 19, 37):
+    matrix[block // 19, block % 19 * 16 : block % 19 * 16 + 16] = 0
+fixture = {
+    "ml_dtypes": ml_dtypes.__version__,
+    "roundings": {f: {name: hash_of(rounded(x, f)) for name, x in numbers.items()} for f in TYPES},
+    "operations": {f: {"rows": hash_of(rows(matrix, f)), "weight": hash_of(weight(matrix, f))}
+                   for f in ("fp8", "nvfp4")},
+}
+write_fixture("quantize.json", json.dumps(fixture, indent=1))

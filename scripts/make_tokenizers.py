@@ -19,12 +19,8 @@ def answers(t, text):
     return {"text": text, "ids": ids, "whole": t.encode(text).ids, "decoded": t.decode(ids, skip_special_tokens=False)}
 
 
-def main():
-    kinds = json.loads(read(os.path.join(ROOT, "tests/fixtures/tokenizers.json")))
-    for kind in kinds.values():
-        t = Tokenizer.from_str(json.dumps(kind["tokenizer"]))
-        kind["cases"] = [answers(t, case["text"]) for case in kind["cases"]]
-    write_fixture("tokenizers.json", json.dumps(kinds, separators=(",", ":")))
-
-
-main()
+kinds = json.loads(read(os.path.join(ROOT, "tests/fixtures/tokenizers.json")))
+for kind in kinds.values():
+    t = Tokenizer.from_str(json.dumps(kind["tokenizer"]))
+    kind["cases"] = [answers(t, case["text"]) for case in kind["cases"]]
+write_fixture("tokenizers.json", json.dumps(kinds, separators=(",", ":")))

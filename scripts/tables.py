@@ -466,9 +466,8 @@ def main():
     kept_runs = os.path.join(os.path.abspath(options.runs), options.scale)
     side_by_side = places(options.jobs, gpus() if options.scale == "gpu" else ())
     results = train_all(wanted, kept_runs, side_by_side)
-    for name in of_runs:
-        if name != "stability":
-            evaluate_columns(tables[name], scale, seeds, text, results, kept_runs, len(side_by_side))
+    for table in tables.values():
+        evaluate_columns(table, scale, seeds, text, results, kept_runs, len(side_by_side))
     for name in options.tables:
         if name == "p2-4":
             write(name, Times.title, *table_of_times(options.scale), options, None)

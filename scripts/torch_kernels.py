@@ -96,5 +96,4 @@ def main():
     write_bench(name, bench)
 
 
-if __name__ == "__main__":
-    main()
+main()
