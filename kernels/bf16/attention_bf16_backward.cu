@@ -101,15 +101,18 @@ __device__ inline float row_dot_of_lanes(const bf16* x, const Y* y, size_t D) {
 
 // ---- kernels
 
-__global__ void attention_bf16_query_kernel(float* delta, float* sink_p, float* sink_ds, const bf16* dout,
-                                            const bf16* o, const float* lse, AttentionShape s, Sink sink) {
+// Grid (B*H, tiles of 64 queries), eight threads a query.
+__global__ void __launch_bounds__(8 * attention_bf16::block)
+    attention_bf16_query_kernel(float* delta, float* sink_p, float* sink_ds, const bf16* dout, const bf16* o,
+                                const float* lse, AttentionShape s, Sink sink) {
   using namespace attention_bf16;
-  const size_t all = s.B * s.H * s.T, own = (threadIdx.x + size_t(blockDim.x) * blockIdx.x) / 8;
-  const size_t n = own < all ? own : all - 1;  // lanes without a query work along: shuffles need them
-  const size_t b = n / (s.H * s.T), h = n / s.T % s.H, t = n % s.T, row = s.q_row(b, t, h);
+  const unsigned heads = unsigned(s.H), b = blockIdx.x / heads, h = blockIdx.x % heads;
+  const size_t own = size_t(blockIdx.y) * block + threadIdx.x / 8;
+  const size_t t = own < s.T ? own : s.T - 1;  // lanes without a query work along: shuffles need them
+  const size_t n = blockIdx.x * s.T + t, row = s.q_row(b, t, h);
   const float sum = s.sigmoid() ? 0.0f : row_dot_of_lanes(dout + row, o + row, s.D);
   const float dp = sink.value ? row_dot_of_lanes(dout + row, sink.value + h * s.D, s.D) : 0.0f;
-  if (own >= all || threadIdx.x % 8 > 0) return;
+  if (own >= s.T || threadIdx.x % 8 > 0) return;
   delta[n] = sum;
   if (!sink.logit) return;
   const float p = exact_exp(sink.logit_of(s, b, h, t) - lse[n]);
@@ -266,7 +269,7 @@ void attention_bf16_backward(bf16* dq, bf16* dk, bf16* dv, float* sink_p, float*
   const size_t columns = columns_for(s.D), shared = backward_shared(columns);
   float* const delta = ctx.scratch(attention_bf16_backward_scratch(s, ctx.device) / sizeof(float));
   const unsigned tiles = grid_tiles("attention_bf16_backward", s.T, block);
-  launch(attention_bf16_query_kernel, grid_of(ceil_div(8 * s.B * s.H * s.T, threads)), threads, 0, ctx, delta, sink_p,
+  launch(attention_bf16_query_kernel, dim3(grid_of(s.B * s.H).x, tiles), unsigned(8 * block), 0, ctx, delta, sink_p,
          sink_ds, dout, o, lse, s, sink);
   if (attention_wgmma_backward(dq, dk, dv, dout, q, k, v, lse, delta, sink_ds, s, sink, ctx)) return;
   launch(attention_bf16_dq_kernel_for(s.D), dim3(grid_of(s.B * s.H).x, tiles), threads, shared, ctx, dq, dout, q, k, v,
