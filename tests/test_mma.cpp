@@ -25,17 +25,12 @@ struct Tile {
   std::vector<float> C, D;  // (16,8)
 };
 
-bf16 from_bits(uint32_t bits, bf16) {
-  return bf16::from_bits(uint16_t(bits));
-}
-float from_bits(uint32_t bits, float) {
-  return bits_float(bits);
-}
 template <class T>
 std::vector<T> numbers(const std::string& hex) {
+  using Bits = std::conditional_t<sizeof(T) == 4, uint32_t, uint16_t>;
   std::vector<T> all;
   for (size_t i = 0; i < hex.size(); i += 2 * sizeof(T))
-    all.push_back(from_bits(uint32_t(std::stoul(hex.substr(i, 2 * sizeof(T)), nullptr, 16)), T()));
+    all.push_back(__builtin_bit_cast(T, Bits(std::stoul(hex.substr(i, 2 * sizeof(T)), nullptr, 16))));
   return all;
 }
 
@@ -114,23 +109,6 @@ std::string compare_lanes(Random& random) {
   return bitwise_difference(expected, got, Nan::expected);
 }
 
-// c + a b, the other fifteen products being 0.
-float one_product(float c, float a, float b, MmaArithmetic arithmetic) {
-  bf16 A[mma_depth] = {bf16(a)}, B[mma_depth] = {bf16(b)};
-  return mma_ref(c, A, B, arithmetic);
-}
-
-// What the instruction is on the device of a context.
-MmaArithmetic arithmetic_of([[maybe_unused]] const Context& ctx) {
-#ifdef __CUDACC__
-  int major = 0;
-  CUDA_CHECK(cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, 0));
-  return major >= 9 ? hopper : ampere;
-#else
-  return emulated_mma;
-#endif
-}
-
 // A warp a block, and a tile a warp: one instruction. A tile of b is (16,8), or, in columns, (8,16).
 template <bool columns>
 __global__ void one_mma(float* d, const bf16* a, const bf16* b, const float* c) {
@@ -159,6 +137,15 @@ __global__ void one_mma(float* d, const bf16* a, const bf16* b, const float* c) 
   for (unsigned j = 0; j < 4; j++) d[(g + j / 2 * 8) * 8 + 2 * t + j % 2] = sum.x[j];
 }
 
+// What the kernel makes of tiles that lie one behind another.
+std::vector<float> sums_of(void (*kernel)(float*, const bf16*, const bf16*, const float*), const std::vector<bf16>& A,
+                           const std::vector<bf16>& B, const std::vector<float>& C, Context& ctx) {
+  const Buffer<bf16> a(ctx.device, A), b(ctx.device, B);
+  const Guarded c(ctx, C), d(ctx, C.size());
+  launch(kernel, unsigned(C.size() / 128), 32, 0, ctx, +d, a.data(), b.data(), +c);
+  return d.download();
+}
+
 // The instruction against the definition on random tiles: ten million outputs on a GPU. One c in four nearly cancels
 // the products.
 void random_tiles(Context& ctx, MmaArithmetic arithmetic) {
@@ -180,11 +167,7 @@ void random_tiles(Context& ctx, MmaArithmetic arithmetic) {
     if (cancels[i]) C[i] = -mma_ref(0, a, b, arithmetic);
     D[i] = mma_ref(C[i], a, b, arithmetic);
   }
-  const Buffer<bf16> a(ctx.device, A), b(ctx.device, B);
-  const Guarded c(ctx, C), d(ctx, D.size());
-  float *const written = d, *const added = c;
-  launch(one_mma<true>, unsigned(count), 32, 0, ctx, written, a.data(), b.data(), added);
-  CHECK(bitwise_difference(D, d.download(), Nan::expected) == "");
+  CHECK(bitwise_difference(D, sums_of(one_mma<true>, A, B, C, ctx), Nan::expected) == "");
   for (const int kind : {FP_NAN, FP_INFINITE, FP_ZERO, FP_SUBNORMAL, FP_NORMAL})
     REQUIRE(std::ranges::count(D, kind, [](float x) { return std::fpclassify(x); }) > 100);
 }
@@ -225,34 +208,39 @@ TEST_CASE("mma: what is cut, by hand", "[mma]") {
   for (MmaArithmetic arithmetic : {hopper, ampere}) {
     INFO((arithmetic == hopper ? "hopper" : "ampere"));
     const float unit = arithmetic == hopper ? tiny : 2 * tiny;  // the last place that is kept
-    bf16 a[mma_depth], b[mma_depth];
-    for (size_t k = 0; k < mma_depth; k++) a[k] = bf16(unit), b[k] = bf16(1.0f);
-    const float kept = mma_ref(1, a, b, arithmetic);  // sixteen units; a float would round each away
-    REQUIRE(kept == 1 + 16 * unit);
-    for (bf16& x : a) x = bf16(unit / 2);
-    REQUIRE(mma_ref(1, a, b, arithmetic) == 1);
-    for (bf16& x : a) x = bf16(-unit / 2);  // towards zero, not down
-    REQUIRE(mma_ref(1, a, b, arithmetic) == 1);
-    for (bf16& x : a) x = bf16(-unit);  // the sum is cut towards zero too
-    REQUIRE(mma_ref(-1, a, b, arithmetic) == -1 - 16 * unit);
-    for (size_t k = 0; k < mma_depth; k++) a[k] = bf16(k == 0 ? unit : 0);
-    REQUIRE(mma_ref(1, a, b, arithmetic) == 1);
+    const auto add_sixteen = [&](float c, float x) {
+      const std::vector<bf16> a(mma_depth, bf16(x)), b(mma_depth, bf16(1.0f));
+      return mma_ref(c, a.data(), b.data(), arithmetic);
+    };
+    REQUIRE(add_sixteen(1, unit) == 1 + 16 * unit);  // a float would round each away
+    REQUIRE(add_sixteen(1, unit / 2) == 1);
+    REQUIRE(add_sixteen(1, -unit / 2) == 1);            // towards zero, not down
+    REQUIRE(add_sixteen(-1, -unit) == -1 - 16 * unit);  // the sum is cut towards zero too
 
+    // c + a b, the other fifteen products being 0. What is left of a sum may be nothing: that is +0 too.
     const float nan = bits_float(0x7fffffff);
-    REQUIRE(float_bits(one_product(0, 0, INFINITY, arithmetic)) == float_bits(nan));
-    REQUIRE(float_bits(one_product(NAN, 1, 1, arithmetic)) == float_bits(nan));
-    REQUIRE(float_bits(one_product(-INFINITY, 1, INFINITY, arithmetic)) == float_bits(nan));
-    REQUIRE(one_product(1, -1, INFINITY, arithmetic) == -INFINITY);
-    REQUIRE(one_product(INFINITY, 2, 3, arithmetic) == INFINITY);
-    REQUIRE(one_product(0, 1e30f, 1e30f, arithmetic) == INFINITY);
-    REQUIRE(float_bits(one_product(-6, 2, 3, arithmetic)) == 0);
-    REQUIRE(float_bits(one_product(-0.0f, 0, -1, arithmetic)) == 0);
-    REQUIRE(one_product(0, std::ldexp(1.0f, -75), std::ldexp(1.0f, -74), arithmetic) == FLT_TRUE_MIN);
-    // What is left of a sum may be nothing: that is +0 too.
-    REQUIRE(float_bits(one_product(0, std::ldexp(-1.0f, -75), std::ldexp(1.0f, -75), arithmetic)) == 0);
+    const struct {
+      float c, a, b, sum;
+    } products[] = {{1, unit, 1, 1},
+                    {0, 0, INFINITY, nan},
+                    {NAN, 1, 1, nan},
+                    {-INFINITY, 1, INFINITY, nan},
+                    {1, -1, INFINITY, -INFINITY},
+                    {INFINITY, 2, 3, INFINITY},
+                    {0, 1e30f, 1e30f, INFINITY},
+                    {-6, 2, 3, 0},
+                    {-0.0f, 0, -1, 0},
+                    {0, 0x1p-75f, 0x1p-74f, FLT_TRUE_MIN},
+                    {0, -0x1p-75f, 0x1p-75f, 0}};
+    for (const auto& p : products) {
+      INFO(p.c << " + " << p.a << " * " << p.b);
+      const bf16 a[mma_depth] = {bf16(p.a)}, b[mma_depth] = {bf16(p.b)};
+      REQUIRE(float_bits(mma_ref(p.c, a, b, arithmetic)) == float_bits(p.sum));
+    }
 
     // A zero changes no bit, whatever it is multiplied by; without it products of 2^-151 count, which no float can
     // hold. (Of Ampere's second step they are cut: its c is not 0.)
+    bf16 a[mma_depth], b[mma_depth];
     for (size_t k = 0; k < mma_depth; k++)
       a[k] = bf16(k % 2 ? std::ldexp(1.0f, -76) : 0), b[k] = bf16(std::ldexp(1.0f, k % 2 ? -75 : 100));
     const float tiny_sum = std::ldexp(1.0f, arithmetic == hopper ? -148 : -149);
@@ -272,15 +260,11 @@ TEST_CASE("mma: vectors have the bits of the definition", "[mma]") {
   }
 
   // The largest sum there is, of 16 products and c, leaves 32 bits.
-  MmaRow row[1];
-  bf16 largest[mma_depth];
-  for (bf16& x : largest) x = bf16::from_bits(0x3fff);
-  row[0] = mma_row(largest, 1, mma_depth);
-  const std::vector<bf16> B(mma_depth * lanes, bf16::from_bits(0x3fff));
-  const MmaPanel panel = mma_panel(B.data(), lanes, 1, mma_depth, lanes);
+  const std::vector<bf16> largest(mma_depth * lanes, bf16::from_bits(0x3fff));
+  const MmaRow row[1] = {mma_row(largest.data(), 1, mma_depth)};
   vec c[1] = {broadcast(bits_float(0x3fffffff))};
-  mma_lanes<hopper>(c, row, panel);
-  REQUIRE(c[0][0] == mma_ref(bits_float(0x3fffffff), largest, largest, hopper));
+  mma_lanes<hopper>(c, row, mma_panel(largest.data(), lanes, 1, mma_depth, lanes));
+  REQUIRE(c[0][0] == mma_ref(bits_float(0x3fffffff), largest.data(), largest.data(), hopper));
   REQUIRE(c[0][0] > 64);
 
   // Zeros alone are +0, in any lane; a NaN or an infinity among them is a NaN.
@@ -303,23 +287,13 @@ TEST_CASE("mma: ldmatrix, cp.async and the instruction, on random tiles and on t
   on_every_device([](Context& ctx) {
     if (ctx.device != kernel_device) return;
     for (MmaArithmetic arithmetic : {hopper, ampere}) {
-#ifndef __CUDACC__
-      struct Restore {
-        ~Restore() { emulated_mma = hopper; }
-      } restore;
-      emulated_mma = arithmetic;
-#endif
-      if (arithmetic_of(ctx) != arithmetic) continue;
+      if (!multiplies_as(ctx, arithmetic)) continue;
+      emulate_mma(ctx);
       random_tiles(ctx, arithmetic);
       for (const Tile& t : tiles(arithmetic)) {
         INFO(t.kind);
-        const Buffer<bf16> a(ctx.device, t.A), b(ctx.device, t.B), b_columns(ctx.device, columns_of(t.B));
-        const Guarded c(ctx, t.C), d(ctx, t.D.size()), d_columns(ctx, t.D.size());
-        float *const by_rows = d, *const by_columns = d_columns, *const added = c;
-        launch(one_mma<false>, 1, 32, 0, ctx, by_rows, a.data(), b.data(), added);
-        launch(one_mma<true>, 1, 32, 0, ctx, by_columns, a.data(), b_columns.data(), added);
-        CHECK(bitwise_difference(t.D, d.download()) == "");
-        CHECK(bitwise_difference(t.D, d_columns.download()) == "");
+        CHECK(bitwise_difference(t.D, sums_of(one_mma<false>, t.A, t.B, t.C, ctx)) == "");
+        CHECK(bitwise_difference(t.D, sums_of(one_mma<true>, t.A, columns_of(t.B), t.C, ctx)) == "");
       }
     }
   });
