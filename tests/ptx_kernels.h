@@ -1,25 +1,21 @@
 // ptx_kernels: kernels that a test writes in PTX, translated by ptx/translate.py and run by ptx/machine.cpp. Needs no
 // nvcc.
 #pragma once
-#include <unistd.h>
-
 #include <algorithm>
 #include <cstdint>
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
-#include <filesystem>
-#include <fstream>
-#include <stdexcept>
 #include <string>
 #include <utility>
 #include <vector>
 
 #include "ptx/machine.h"
-#include "tests/catch.h"
+#include "tests/script.h"
 
 namespace ptx_test {
 
+using gated::contains, gated::Folder, gated::says;
 using Word = uint64_t;
 
 // ---- kernels: their PTX is gathered before the first of them runs, and translated at once
@@ -37,21 +33,17 @@ inline std::string& source() {
 
 template <class T>
 std::string words(const T& x) {
-  if constexpr (std::is_arithmetic_v<T>)
-    return std::to_string(x);
-  else
-    return x;
+  return (std::ostringstream() << x).str();
 }
 // The text, each # of it in turn replaced by one of these.
 template <class... T>
 std::string with(std::string text, const T&... by) {
   size_t at = 0;
-  const auto put = [&](const std::string& word) {
+  for (const std::string& word : {words(by)...}) {
     at = text.find('#', at);
     text.replace(at, 1, word);
     at += word.size();
-  };
-  (put(words(by)), ...);
+  }
   return text;
 }
 // line(first), line(first + step) and so on, up to line(end).
@@ -91,17 +83,15 @@ mov.u32 %r3, %ntid.x;
 mad.lo.s32 %r4, %r2, %r3, %r1;
 )";
 
+struct Translated : Folder {
+  Translated() {
+    write("kernels.ptx", source());
+    done("{repo}/ptx/translate.py . kernels.ptx");
+    setenv("PTX_KERNELS", path.c_str(), 1);
+  }
+};
 inline const ptx::Kernel& kernel(const std::string& name) {
-  static const std::filesystem::path folder = [] {
-    char pattern[] = "/tmp/test_ptx.XXXXXX";
-    const std::filesystem::path made = mkdtemp(pattern);
-    std::ofstream(made / "kernels.ptx") << source();
-    const std::string command = "ptx/translate.py " + made.string() + " " + (made / "kernels.ptx").string();
-    if (system(command.c_str())) throw std::runtime_error("this command has failed: " + command);
-    setenv("PTX_KERNELS", made.c_str(), 1);
-    atexit([] { std::filesystem::remove_all(getenv("PTX_KERNELS")); });
-    return made;
-  }();
+  static const Translated folder;
   return ptx::find_kernel(name);
 }
 
@@ -156,9 +146,5 @@ struct Environment {
   }
   ~Environment() { unsetenv(name.c_str()); }
 };
-
-inline bool has(const std::string& text, const std::string& part) {
-  return text.find(part) != std::string::npos;
-}
 
 }  // namespace ptx_test

@@ -1,8 +1,6 @@
 // The machine that runs PTX (ptx/machine.h) on kernels written here: memory, what the lanes of a warp do together,
 // copies that arrive late. Expectations are the PTX ISA's (9.0). Arithmetic: tests/test_ptx_arithmetic.cpp; faults:
 // tests/test_ptx_faults.cpp.
-#include <unistd.h>
-
 #include <array>
 #include <bit>
 #include <numeric>
@@ -227,18 +225,14 @@ TEST_CASE("Parameters lie where C puts them") {
   p.in = p.out = out.p, p.small = 200, p.half = 0xabcd, p.last = 1.5f;
   for (unsigned char i = 0; i < 24; i++) p.big.bytes[i] = (unsigned char)(0x80 + 7 * i);
   require_run("parameters", {1}, {1}, &p);
-  const auto word = [&](size_t at) {
-    uint32_t x;
-    memcpy(&x, &out[at], 4);
-    return x;
-  };
-  CHECK(word(0) == 200);
-  CHECK(int32_t(word(4)) == int8_t(p.big.bytes[13]));
-  CHECK(memcmp(&out[8], p.big.bytes + 8, 8) == 0);
-  for (size_t i = 0; i < 4; i++) CHECK(out[16 + i] == p.big.bytes[7 - i]);
-  CHECK((word(20) & 0xffff) == 0xabcd);
-  CHECK(memcmp(&out[24], p.big.bytes + 16, 8) == 0);
-  CHECK(memcmp(&out[32], &p.last, 4) == 0);
+  // A byte as a word, one with its sign, eight; four backwards; `half`, and nothing behind it; eight; `last`.
+  const unsigned char* const big = p.big.bytes;
+  std::vector<unsigned char> expected = {200, 0, 0, 0, big[13], 0xff, 0xff, 0xff};
+  expected.insert(expected.end(), big + 8, big + 16);
+  expected.insert(expected.end(), {big[7], big[6], big[5], big[4], 0xcd, 0xab, 0xff, 0xff});
+  expected.insert(expected.end(), big + 16, big + 24);
+  expected.insert(expected.end(), {0, 0, 0xc0, 0x3f});
+  CHECK(std::vector(out.host(), out.host() + out.n) == expected);
 }
 
 TEST_CASE("Local memory is the thread's, shared memory the block's, and fresh memory is all ones") {
@@ -283,51 +277,34 @@ TEST_CASE("PTX_MEMORY: how much there is, and no more") {
     CHECK(ptx::release(p));
     CHECK(ptx::memory_use().free == all);
   }
-  const auto refused = [](const char* value) {
+  for (const char* value : {"0", "1G"}) {
     const Environment set("PTX_MEMORY", value);
-    ptx::memory_use();
-  };
-  for (const char* value : {"0", "1G"})
-    CHECK_THROWS_WITH(refused(value), "PTX_MEMORY=" + std::string(value) + ": expected a number of MiB from 1");
+    CHECK_THROWS_WITH(ptx::memory_use(), with("PTX_MEMORY=#: expected a number of MiB from 1", value));
+  }
   // Where nobody says: what programs can still get, files that are kept in memory among it.
-  std::ifstream file("/proc/meminfo");
-  double kib = 0;
-  for (std::string word; file >> word;)
-    if (word == "MemAvailable:") file >> kib;
+  const double kib = std::stod(gated::between(gated::contents("/proc/meminfo"), "MemAvailable:", " kB"));
   CHECK(double(ptx::memory_use().free) == Approx(1024 * kib).epsilon(0.1));
 }
 
 TEST_CASE("PTX_LAUNCHED: a kernel that runs adds its name, once") {
-  const std::string file = std::filesystem::temp_directory_path() / ("launched." + words(getpid()));
+  const Folder folder;
   const Device<uint32_t> out(4 * 3 * 64);
   {
-    const Environment set("PTX_LAUNCHED", file);
+    const Environment set("PTX_LAUNCHED", folder / "launched");
     for (int again = 0; again < 2; again++) require_run("own", {3}, {64}, out, out);
   }
   require_run("swap", {1}, {1}, out, out);
-  std::ifstream launched(file);
-  CHECK(std::string(std::istreambuf_iterator<char>(launched), {}) == "own\n");
-  std::filesystem::remove(file);
+  CHECK(folder.read("launched") == "own\n");
 }
 
 TEST_CASE("What is compiled is kept for one compiler and one kind of CPU") {
-  kernel("own");  // the folder is there
-  const std::filesystem::path folder = std::string(getenv("PTX_KERNELS")) + "/keys";
-  std::filesystem::create_directories(folder);
-  std::ofstream(folder / "k.ptx") << head + entry_text("k", "\t.param .u32 x", "");
+  const Folder folder;
+  folder.write("k.ptx", head + entry_text("k", "\t.param .u32 x", ""));
   const auto digest = [&](const std::string& compiler, const std::string& says) {
-    std::ofstream(folder / "cxx") << "#!/bin/sh\necho '" + says + "' >&2\n";
-    std::filesystem::permissions(folder / "cxx", std::filesystem::perms::owner_all);
-    const std::string at = folder.string();
-    REQUIRE(
-        system(("PATH=" + at + ":$PATH CXX='" + compiler + "' ptx/translate.py " + at + " " + at + "/k.ptx").c_str()) ==
-        0);
-    std::ifstream index(folder / "k.index");
-    std::string name, digest, command;
-    index >> name >> digest;
-    std::ifstream cpp(folder / (digest + ".cpp"));
-    std::getline(cpp, command);
-    CHECK(command.starts_with("// " + compiler + " -std=c++20 "));
+    folder.program("cxx", "echo '" + says + "' >&2");
+    folder.done("PATH=$PWD:$PATH CXX='" + compiler + "' {repo}/ptx/translate.py . k.ptx");
+    const std::string digest = gated::words_of(folder.read("k.index")).at(1);
+    CHECK(folder.read(digest + ".cpp").starts_with("// " + compiler + " -std=c++20 "));
     return digest;
   };
   const std::set<std::string> all = {digest("cxx", "gcc version 1"), digest("cxx", "gcc version 2"),
@@ -522,17 +499,14 @@ TEST_CASE("mma multiplies the matrices whose fragments lanes hold") {
   const Device<unsigned char> in(32 * 40);
   const Device<float> out(32 * 4);
   // The figures of m16n8k16: where element i of a lane's fragment lies.
-  for (unsigned lane = 0; lane < 32; lane++) {
-    const unsigned group = lane >> 2, in_group = lane % 4;
+  for (unsigned lane = 0; lane < 32; lane++)
     for (unsigned i = 0; i < 8; i++) {
-      const unsigned row = i < 2 || (i >= 4 && i < 6) ? group : group + 8,
-                     column = in_group * 2 + (i & 1) + (i < 4 ? 0 : 8);
-      const uint16_t a = bf16(A[row][column]), b = bf16(B[in_group * 2 + (i & 1) + (i < 2 ? 0 : 8)][group]);
+      const unsigned group = lane / 4, row = group + (i & 2 ? 8 : 0), column = lane % 4 * 2 + i % 2;
+      const uint16_t a = bf16(A[row][column + (i < 4 ? 0 : 8)]), b = bf16(B[column + (i < 2 ? 0 : 8)][group]);
       memcpy(&in[40 * lane + 2 * i], &a, 2);
       if (i < 4) memcpy(&in[40 * lane + 16 + 2 * i], &b, 2);
-      if (i < 4) memcpy(&in[40 * lane + 24 + 4 * i], &C[i < 2 ? group : group + 8][in_group * 2 + (i & 1)], 4);
+      if (i < 4) memcpy(&in[40 * lane + 24 + 4 * i], &C[row][column], 4);
     }
-  }
   for (const char* gpu : {"80", "90"}) {
     const Environment set("PTX_GPU", gpu);
     require_run("product", {1}, {32}, in, out);

@@ -208,12 +208,12 @@ const Change cluster_changes[] = {
 const bool made = [] {
   entry("boxes", parameters, body);
   for (const Change& c : Change::changes) {
-    if (!has(body, c.what)) throw std::logic_error(c.what);
+    if (!contains(body, c.what)) throw std::logic_error(c.what);
     entry(c.kernel(), parameters, replaced(body, c.what, c.by));
   }
   entry("cluster", parameters, cluster_body);
   for (const Change& c : cluster_changes) {
-    if (!has(cluster_body, c.what)) throw std::logic_error(c.what);
+    if (!contains(cluster_body, c.what)) throw std::logic_error(c.what);
     entry(with("cluster#", &c - cluster_changes), parameters, replaced(cluster_body, c.what, c.by));
   }
   return true;
@@ -301,7 +301,7 @@ TEST_CASE("tma: what blocks of a cluster do wrong to each other") {
     const Run r = run(with("cluster#", &c - cluster_changes), in, 0, 0, threads, 2);
     INFO(c.what << " => " << c.by << ": " << r.text);
     CHECK(r.fault == Fault::launch_failure);
-    CHECK(has(r.text, c.why));
+    CHECK(contains(r.text, c.why));
   }
 }
 
@@ -312,17 +312,17 @@ TEST_CASE("tma: what is not waited for is not there, and what is refused") {
     const Run r = run(c.kernel(), in, 0, 0, c.block);
     INFO(c.what << " => " << c.by << ": " << r.text);
     CHECK(r.fault == (c.why.empty() ? Fault::none : Fault::launch_failure));
-    CHECK(has(r.text, c.why));
+    CHECK(contains(r.text, c.why));
   }
   {
     const Environment set("PTX_GPU", "89");
     const Run r = run("boxes", in, 0, 0);
     CHECK(r.fault != Fault::none);
-    CHECK(has(r.text, "compute capability 9.0"));
+    CHECK(contains(r.text, "compute capability 9.0"));
   }
   const Environment set("PTX_RACES", "1");
   const Device<uint16_t> small(lines * pitch / 2);
   const Run r = run("boxes", small, 0, 0);
   CHECK(r.fault == Fault::illegal_address);
-  CHECK(has(r.text, "past the end of the live allocation"));
+  CHECK(contains(r.text, "past the end of the live allocation"));
 }

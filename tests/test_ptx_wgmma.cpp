@@ -56,7 +56,7 @@ constexpr unsigned registers_begin = 0x3f80;  // 1
 
 // A kernel of that body with one thing changed.
 void changed(const std::string& name, const std::string& what, const std::string& by) {
-  if (!has(body, what)) throw std::logic_error(name);
+  if (!contains(body, what)) throw std::logic_error(name);
   entry(name, parameters, replaced(replaced(body, what, by), "ALONG", "0, 0"));
 }
 
@@ -210,7 +210,7 @@ TEST_CASE("wgmma reads its operands at its wait") {
   const Environment set("PTX_RACES", "1");
   const Run r = run("written_too_early", tiles);
   REQUIRE(r.fault == Fault::launch_failure);
-  CHECK(has(r.text, "a race"));
+  CHECK(contains(r.text, "a race"));
 }
 
 TEST_CASE("wgmma: what is refused") {
@@ -218,7 +218,7 @@ TEST_CASE("wgmma: what is refused") {
   const auto refused = [&](const Run& r, const std::string& why) {
     INFO(r.text);
     CHECK(r.fault != Fault::none);
-    CHECK(has(r.text, why));
+    CHECK(contains(r.text, why));
   };
   refused(run("no_fence", tiles), "wgmma.fence is missing");
   refused(run("along00", tiles, 0, along_k(a_bytes, 0)), "swizzle of 128 bytes");
