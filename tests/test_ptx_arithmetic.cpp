@@ -28,6 +28,9 @@ struct Operation {
   Expected expected;
 };
 std::map<std::string, std::vector<Operation>> groups;
+// By the letter of a result: its registers, and as what it is written.
+const std::map<char, std::pair<std::string, std::string>> kinds = {
+    {'s', {"%rs", "u16"}}, {'r', {"%r", "u32"}}, {'d', {"%rd", "u64"}}, {'f', {"%f", "f32"}}, {'p', {"%p", ""}}};
 
 // In a group's code %rs1, %r1, %rd1, %f1, %p1 are a in each of the types, and so on for b and c; %p0 is false.
 void add(const std::string& group, const std::string& text, char result, Expected expected) {
@@ -51,9 +54,9 @@ constexpr char letter = sizeof(T) == 8   ? 'd'
                         : sizeof(T) == 4 ? 'r'
                                          : 's';
 template <class T>
-const std::string stem = sizeof(T) == 8   ? "%rd"
-                         : sizeof(T) == 4 ? "%r"
-                                          : "%rs";
+std::string stem() {
+  return kinds.at(letter<T>).first;
+}
 
 float as_float(Word bits) {
   return std::bit_cast<float>(uint32_t(bits));
@@ -61,17 +64,13 @@ float as_float(Word bits) {
 Word bits_of(float x) {
   return std::bit_cast<uint32_t>(x);
 }
-bool is_nan(float x) {
-  return (bits_of(x) & 0x7fffffff) > 0x7f800000;
-}
-constexpr Word nan_bits = 0x7fffffff;
 
 // In the text of a form T stands for the type, B for the same bits without a sign, @1 to @3 for the operands.
 template <class T>
 void integers(bool signs_too = true) {
   const std::string group = words(width<T>), t = type<T>();
   const auto into = [&](char result, std::string text, Expected expected) {
-    for (const auto& [what, by] : {std::pair{"@", stem<T>}, {"T", t}, {"B", "b" + group}})
+    for (const auto& [what, by] : {std::pair{"@", stem<T>()}, {"T", t}, {"B", "b" + group}})
       text = replaced(text, what, by);
     add(group, text, result, std::move(expected));
   };
@@ -151,12 +150,12 @@ float nearest(bool negative, U magnitude) {
 // cvt: what is cut off or extended; bytes lie in registers of 16 bits, which take the sign of one.
 template <class To, class From>
 void conversion() {
-  add("16", with("cvt.#.# $, #1", type<To>(), type<From>(), stem<From>), letter<To>, GIVES(I(To(From(a)))));
+  add("16", with("cvt.#.# $, #1", type<To>(), type<From>(), stem<From>()), letter<To>, GIVES(I(To(From(a)))));
 }
 template <class T, class... All>
 void conversions() {
   (conversion<T, All>(), ...);
-  add("16", with("cvt.rn.f32.# $, #1", type<T>(), stem<T>), 'f', [](Word a, Word, Word) {
+  add("16", with("cvt.rn.f32.# $, #1", type<T>(), stem<T>()), 'f', [](Word a, Word, Word) {
     const I x = T(a);
     return bits_of(nearest(x < 0, U(x < 0 ? -x : x)));
   });
@@ -173,7 +172,7 @@ void all_conversions() {
 }
 
 Word computed(float x) {
-  return is_nan(x) ? nan_bits : bits_of(x);
+  return std::isnan(x) ? 0x7fffffff : bits_of(x);
 }
 
 // a b + c with one rounding. A sum of 113 bits that is not exact is made odd: then its rounding to 24 bits is that of
@@ -190,7 +189,7 @@ float fused(float a, float b, float c) {
 
 // Of the two bf16 that x lies between, the nearer one, and of equally near ones the even one.
 Word to_bf16(float x) {
-  if (is_nan(x)) return 0x7fff;
+  if (std::isnan(x)) return 0x7fff;
   const uint32_t below = uint32_t(bits_of(x)) & 0xffff0000, above = below + 0x10000;
   if (std::isinf(x)) return below >> 16;
   const auto value = [](uint32_t bits) {
@@ -212,8 +211,8 @@ void floats() {
   two("div.rn.f32", [](double a, double b) { return float(a / b); });
   const auto largest = [](bool max) {
     return [max](float a, float b) {
-      if (is_nan(a)) return b;
-      if (is_nan(b)) return a;
+      if (std::isnan(a)) return b;
+      if (std::isnan(b)) return a;
       if (a == 0 && b == 0) return std::signbit(a) == max ? b : a;  // +0 is more than -0
       return (a > b) == max ? a : b;
     };
@@ -226,9 +225,9 @@ void floats() {
   form("fma.rn.f32 $, %f1, %f2, %f3", 'f', GIVES(computed(fused(as_float(a), as_float(b), as_float(c)))));
   form("add.rn.f32 $, %f1, 0f3F800001", 'f', GIVES(computed(float(double(as_float(a)) + as_float(0x3f800001)))));
   // (which NaN these make of a NaN is not said)
-  const auto but_nan = [](Word a, Word result) { return is_nan(as_float(a)) ? std::nullopt : std::optional(result); };
-  form("neg.f32 $, %f1", 'f', GIVES(but_nan(a, a ^ 0x80000000)));
-  form("abs.f32 $, %f1", 'f', GIVES(but_nan(a, a & 0x7fffffff)));
+  const auto but_nan = [](float a, Word result) { return std::isnan(a) ? std::nullopt : std::optional(result); };
+  form("neg.f32 $, %f1", 'f', GIVES(but_nan(as_float(a), a ^ 0x80000000)));
+  form("abs.f32 $, %f1", 'f', GIVES(but_nan(as_float(a), a & 0x7fffffff)));
   // "Copy sign bit of a into value of b"
   const auto copysign = [](Word a, Word b) { return (b & 0x7fffffff) | (a & 0x80000000); };
   form("copysign.f32 $, %f1, %f2", 'f', GIVES(copysign(a, b)));
@@ -236,8 +235,8 @@ void floats() {
     form("setp." + how + ".f32 $, %f1, %f2", 'p', GIVES(f(as_float(a), as_float(b))));
   };
   const auto ordered = [&](const std::string& how, auto f) {  // false where one is a NaN; with u, true
-    compare(how, [f](float a, float b) { return !is_nan(a) && !is_nan(b) && f(a, b); });
-    compare(how + "u", [f](float a, float b) { return is_nan(a) || is_nan(b) || f(a, b); });
+    compare(how, [f](float a, float b) { return !std::isnan(a) && !std::isnan(b) && f(a, b); });
+    compare(how + "u", [f](float a, float b) { return std::isnan(a) || std::isnan(b) || f(a, b); });
   };
   ordered("eq", [](double a, double b) { return a == b; });
   ordered("ne", [](double a, double b) { return a < b || a > b; });
@@ -245,8 +244,8 @@ void floats() {
   ordered("le", [](double a, double b) { return a <= b; });
   ordered("gt", [](double a, double b) { return a > b; });
   ordered("ge", [](double a, double b) { return a >= b; });
-  compare("num", [](float a, float b) { return !is_nan(a) && !is_nan(b); });
-  compare("nan", [](float a, float b) { return is_nan(a) || is_nan(b); });
+  compare("num", [](float a, float b) { return !std::isnan(a) && !std::isnan(b); });
+  compare("nan", [](float a, float b) { return std::isnan(a) || std::isnan(b); });
   form("cvt.rn.bf16x2.f32 $, %f1, %f2", 'r', [](Word a, Word b, Word) {  // a is the upper half
     return to_bf16(as_float(a)) << 16 | to_bf16(as_float(b));
   });
@@ -345,8 +344,6 @@ const bool arithmetic = [] {
         body += with("ld.global.##, [%rd11+#];\n", to, i, 8 * i - 8);
       body += with("and.b32 %r10, %r#, 1;\nsetp.ne.s32 %p#, %r10, 0;\n", i, i);
     }
-    static const std::map<char, std::pair<std::string, std::string>> kinds = {
-        {'s', {"%rs", "u16"}}, {'r', {"%r", "u32"}}, {'d', {"%rd", "u64"}}, {'f', {"%f", "f32"}}, {'p', {"%p", ""}}};
     for (size_t i = 0; i < operations.size(); i++) {
       const auto& [text, result, expected] = operations[i];
       const auto& [name, kind] = kinds.at(result);
@@ -379,30 +376,25 @@ std::vector<Word> special_words() {
 
 std::mt19937_64 random_words(42);
 
+constexpr unsigned block = 128;  // threads
 void run_group(const std::string& group, const std::vector<Word>& operands) {
   const std::vector<Operation>& operations = groups.at(group);
-  constexpr size_t block = 128, most = 4096;  // threads
-  for (size_t from = 0; from < operands.size() / 3; from += most) {
-    const size_t n = std::min(most, operands.size() / 3 - from) / block * block;
-    if (n == 0) return;
-    const Device<Word> in(
-        std::vector(operands.begin() + ptrdiff_t(3 * from), operands.begin() + ptrdiff_t(3 * (from + n))));
-    const Device<Word> out(n * operations.size());
-    require_run("group" + group, {unsigned(n / block)}, {block}, in, out);
-    const Word* const results = out.host();
-    for (size_t j = 0; j < operations.size(); j++) {
-      const char kind = operations[j].result;
-      const Word mask = kind == 'd' ? ~Word{0} : kind == 's' ? 0xffff : 0xffffffff;
-      size_t wrong = 0;
-      for (size_t i = 0; i < n; i++) {
-        const Word a = in[3 * i], b = in[3 * i + 1], c = in[3 * i + 2], is = results[i * operations.size() + j];
-        const std::optional<Word> expected = operations[j].expected(a, b, c);
-        if (!expected || is == ((*expected & mask) | ~mask) || wrong++) continue;
-        UNSCOPED_INFO(operations[j].text << " of " << std::hex << a << ", " << b << ", " << c << " gives "
-                                         << (is & mask) << ", expected " << (*expected & mask));
-      }
-      CHECK(wrong == 0);
+  const size_t n = operands.size() / 3;
+  const Device<Word> in(operands), out(n * operations.size());
+  require_run("group" + group, {unsigned(n / block)}, {block}, in, out);
+  const Word* const results = out.host();
+  for (size_t j = 0; j < operations.size(); j++) {
+    const char kind = operations[j].result;
+    const Word mask = kind == 'd' ? ~Word{0} : kind == 's' ? 0xffff : 0xffffffff;
+    size_t wrong = 0;
+    for (size_t i = 0; i < n; i++) {
+      const Word a = in[3 * i], b = in[3 * i + 1], c = in[3 * i + 2], is = results[i * operations.size() + j];
+      const std::optional<Word> expected = operations[j].expected(a, b, c);
+      if (!expected || is == ((*expected & mask) | ~mask) || wrong++) continue;
+      UNSCOPED_INFO(operations[j].text << " of " << std::hex << a << ", " << b << ", " << c << " gives " << (is & mask)
+                                       << ", expected " << (*expected & mask));
     }
+    CHECK(wrong == 0);
   }
 }
 
@@ -424,7 +416,7 @@ std::vector<Word> operands() {
     all.insert(all.end(), {bits_of(x), bits_of(y), c});
     all.insert(all.end(), {random_words(), random_words(), random_words()});
   }
-  all.resize(all.size() / 384 * 384 + 384, 1);
+  all.resize((all.size() / (3 * block) + 1) * 3 * block, 1);
   return all;
 }
 
