@@ -181,8 +181,8 @@ cudaError_t begin(cudaStream_t stream, cudaStreamCaptureMode mode = cudaStreamCa
 // What most tests work on.
 struct Things {
   const Stream stream, other;
-  const Device x{2}, y{2};
-  const Pinned pinned{2};
+  const Device x{6}, y{4};
+  const Pinned pinned{6};
   int pageable = 0;
 };
 
@@ -202,13 +202,7 @@ std::string ends(int status, const std::string& text, const std::function<void()
   REQUIRE(says(ended.said, {text}));
   return ended.said;
 }
-// A stream that a capture has begun in; a graph of what body() gives it, ready to be launched.
-cudaStream_t capturing() {
-  cudaStream_t stream;
-  cudaStreamCreate(&stream);
-  begin(stream);
-  return stream;
-}
+// What body() gives a stream, ready to be launched.
 struct Graph {
   cudaGraph_t at;
   cudaGraphExec_t exec;
@@ -244,10 +238,7 @@ TEST_CASE_METHOD(Things, "ptx: a copy to pinned memory arrives late, one to othe
   REQUIRE(y.peek() == twos);
 }
 
-TEST_CASE("ptx: pinned memory that a copy will write is NaN until then", "[ptx]") {
-  const Stream stream;
-  const Device x(4);
-  const Pinned pinned(4);
+TEST_CASE_METHOD(Things, "ptx: pinned memory that a copy will write is NaN until then", "[ptx]") {
   OK(cudaMemsetAsync(x, 1, 16, stream));
   std::fill_n(&pinned[0], 4, 5);
   OK(cudaMemcpy2DAsync(pinned, 8, x, 8, 4, 2, cudaMemcpyDeviceToHost, stream));
@@ -355,26 +346,23 @@ TEST_CASE_METHOD(Things, "ptx: a copy is refused unless each end lies inside one
                  {x, y, 8, cudaMemcpyHostToDevice},          {x, y, 8, cudaMemcpyDeviceToHost},
                  {host, y, 8, cudaMemcpyDeviceToDevice},     {host, x, 8, cudaMemcpyHostToDevice},
                  {host, pinned, 8, cudaMemcpyDeviceToHost},  {x, y, 8, cudaMemcpyHostToHost},
-                 {x, host, 9, cudaMemcpyHostToDevice},       {x + 1, y, 8, cudaMemcpyDeviceToDevice},
-                 {host, y + 1, 8, cudaMemcpyDefault},        {x, nullptr, 8, cudaMemcpyHostToDevice},
-                 {nullptr, x, 8, cudaMemcpyDeviceToHost},    {x, pinned + 1, 8, cudaMemcpyHostToDevice},
+                 {x + 4, host, 9, cudaMemcpyHostToDevice},   {x + 5, y, 8, cudaMemcpyDeviceToDevice},
+                 {host, y + 3, 8, cudaMemcpyDefault},        {x, nullptr, 8, cudaMemcpyHostToDevice},
+                 {nullptr, x, 8, cudaMemcpyDeviceToHost},    {x, pinned + 5, 8, cudaMemcpyHostToDevice},
                  {pinned - 1, x, 8, cudaMemcpyDeviceToHost}, {x, gone, 4, cudaMemcpyHostToDevice},
-                 {x, x, 4, cudaMemcpyDeviceToDevice},        {x + 1, x, 5, cudaMemcpyDefault}};
+                 {x, x, 4, cudaMemcpyDeviceToDevice},        {x + 5, x, 5, cudaMemcpyDefault}};
   for (const auto& c : refused) {
     INFO("case " << &c - refused);
     REFUSED(cudaErrorInvalidValue, cudaMemcpyAsync(c.to, c.from, c.bytes, c.kind, stream),
             cudaMemcpy(c.to, c.from, c.bytes, c.kind));
   }
   REFUSED(cudaErrorInvalidMemcpyDirection, cudaMemcpy(x, host, 4, cudaMemcpyKind(5)));
-  REFUSED(cudaErrorInvalidValue, cudaMemsetAsync(x, 0, 9, stream), cudaMemset(pinned, 0, 4));
+  REFUSED(cudaErrorInvalidValue, cudaMemsetAsync(x + 4, 0, 9, stream), cudaMemset(pinned, 0, 4));
   OK(cudaMemcpy(nullptr, nullptr, 0, cudaMemcpyHostToDevice), cudaMemsetAsync(nullptr, 0, 0, stream),
      cudaMemcpyAsync(x + 1, x, 4, cudaMemcpyDeviceToDevice, stream));
 }
 
-TEST_CASE("ptx: rows are copied, and pitches held to their bounds", "[ptx]") {
-  const Stream stream;
-  const Device x(6), y(4);
-  const Pinned pinned(6);
+TEST_CASE_METHOD(Things, "ptx: rows are copied, and pitches held to their bounds", "[ptx]") {
   for (int i = 0; i < 6; i++) pinned[i] = i;
   OK(cudaMemcpy(x, pinned, 24, cudaMemcpyHostToDevice),
      cudaMemcpy2DAsync(y, 8, x + 1, 12, 8, 2, cudaMemcpyDeviceToDevice, stream));
@@ -424,16 +412,14 @@ TEST_CASE_METHOD(Things, "ptx: pinned memory may go while a copy uses other", "[
      cudaStreamSynchronize(stream), cudaFreeHost(places[1]));
 }
 
-TEST_CASE("ptx: pinned memory that a copy is still to use is not given back, and the program does not end well",
-          "[ptx]") {
+TEST_CASE_METHOD(Things,
+                 "ptx: pinned memory that a copy is still to use is not given back, and the program does not end well",
+                 "[ptx]") {
   for (const bool to_device : {true, false})
     ends(1,
          std::string("cudaMemcpyAsync of 4 bytes from ") +
              (to_device ? "pinned memory to device" : "device memory to pinned") + " memory",
          [&] {
-           const Stream stream;
-           const Device x(4);
-           const Pinned pinned(4);
            if (to_device)
              cudaMemcpyAsync(x, pinned + 2, 4, cudaMemcpyHostToDevice, stream);
            else
@@ -580,15 +566,13 @@ TEST_CASE("ptx: the last error is told once", "[ptx]") {
   REQUIRE(cudaGetErrorName(cudaError_t(12345)) == std::string("unrecognized error code"));
 }
 
-TEST_CASE("ptx: a fault is told by the call that waits for it, and by every call from there on", "[ptx]") {
+TEST_CASE_METHOD(Things, "ptx: a fault is told by the call that waits for it, and by every call from there on",
+                 "[ptx]") {
   for (const auto& [fault, code] : {std::pair(ptx::Fault::illegal_address, cudaErrorIllegalAddress),
                                     {ptx::Fault::misaligned_address, cudaErrorMisalignedAddress},
                                     {ptx::Fault::launch_failure, cudaErrorLaunchFailure}})
     ends(0, "", [&, fault = fault, code = code] {
-      const Stream stream;
-      const Device x, y;
       Event event;
-      Pinned pinned;
       next_fault = fault;
       int host;
       size_t bytes;
@@ -812,38 +796,28 @@ TEST_CASE_METHOD(Things, "ptx: other streams join a capture by its events, and m
   OK(cudaStreamEndCapture(stream, &graph), cudaGraphDestroy(graph));
 }
 
-TEST_CASE("ptx: a program that leaves a capture open, or destroys what is at work, does not end well", "[ptx]") {
-  ends(1, "nobody ended the capture of stream", [] { capturing(); });
-  ends(3, "nobody ended", [] {
-    capturing();
+TEST_CASE_METHOD(Things, "ptx: a program that leaves a capture open, or destroys what is at work, does not end well",
+                 "[ptx]") {
+  ends(1, "nobody ended the capture of stream", [&] { begin(stream); });
+  ends(3, "nobody ended", [&] {
+    begin(stream);
     exit(3);  // what it ends with already is left alone
   });
-  ends(1, "cudaStreamDestroy: stream", [] {
-    const cudaStream_t stream = capturing();
+  ends(1, "cudaStreamDestroy: stream", [&] {
     cudaGraph_t graph;
+    begin(stream);
     HERE(cudaErrorStreamCaptureUnsupported, cudaStreamDestroy(stream));
     HERE(cudaErrorStreamCaptureInvalidated, cudaStreamEndCapture(stream, &graph));
   });
-  ends(1, "is destroyed while it runs", [] {
-    const Stream stream;
-    const Device x;
+  ends(1, "is destroyed while it runs", [&] {
     const Graph adds(stream, [&] { add(x, 1, stream); });
     cudaGraphLaunch(adds.exec, stream);
     HERE(cudaSuccess, cudaGraphDestroy(adds.at));
     HERE(cudaErrorInvalidValue, cudaGraphExecDestroy(adds.exec));
+    HERE(cudaSuccess, cudaStreamSynchronize(stream));
   });
-  ends(1, "the program ends, but nobody waited for cudaMemsetAsync of 4 bytes", [] {
-    void* at;
-    cudaStream_t stream;
-    cudaMalloc(&at, 4);
-    cudaStreamCreate(&stream);
-    set(static_cast<int*>(at), 1, stream);
-  });
-  ends(0, "of pinned memory that was given back", [] {
-    const Stream stream;
-    const Device x;
-    void* pinned;
-    cudaMallocHost(&pinned, 4);
+  ends(1, "the program ends, but nobody waited for cudaMemsetAsync of 4 bytes", [&] { set(x, 1, stream); });
+  ends(0, "of pinned memory that was given back", [&] {
     const Graph copies(stream, [&] { cudaMemcpyAsync(x, pinned, 4, cudaMemcpyHostToDevice, stream); });
     HERE(cudaSuccess, cudaFreeHost(pinned), cudaGraphLaunch(copies.exec, stream));
     HERE(cudaErrorIllegalAddress, cudaStreamSynchronize(stream));
