@@ -22,20 +22,6 @@ using namespace gated;
 namespace {
 
 constexpr unsigned full = 0xFFFFFFFFu;
-constexpr simt::Order orders[] = {simt::Order::forward, simt::Order::reverse, simt::Order::random,
-                                  simt::Order::priority};
-
-// Runs test() in every order, and puts back the order that the environment asked for.
-template <class Test>
-void in_every_order(Test test) {
-  const KeepsSimtConfig restore;
-  for (simt::Order order : orders) {
-    simt::config.order = order;
-    simt::config.seed = 3;
-    INFO("thread order " << int(order));
-    test();
-  }
-}
 
 // What simt::launch says when it fails; "" when it does not.
 template <class... P, class... A>
@@ -50,15 +36,10 @@ struct Indices {
   dim3 block_dim, grid_dim;
 };
 
-__device__ unsigned linear_thread() {
-  return threadIdx.x + blockDim.x * (threadIdx.y + blockDim.y * threadIdx.z);
-}
-__device__ unsigned linear_block() {
-  return blockIdx.x + gridDim.x * (blockIdx.y + gridDim.y * blockIdx.z);
-}
-
 __global__ void indices_kernel(Indices* out, int* visits) {
-  const unsigned i = linear_thread() + blockDim.x * blockDim.y * blockDim.z * linear_block();
+  const unsigned thread = threadIdx.x + blockDim.x * (threadIdx.y + blockDim.y * threadIdx.z),
+                 block = blockIdx.x + gridDim.x * (blockIdx.y + gridDim.y * blockIdx.z),
+                 i = thread + blockDim.x * blockDim.y * blockDim.z * block;
   out[i] = {threadIdx, blockIdx, blockDim, gridDim};
   visits[i]++;
 }

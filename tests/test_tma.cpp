@@ -191,11 +191,9 @@ std::vector<float> pairs(const Lines& m, PairMistake mistake = PairMistake::none
 
 TEST_CASE("tma: boxes go round a ring, and are 0 outside of the matrix, in every order of threads", "[tma]") {
   const Lines m;
-  const KeepsSimtConfig restore;
-  for (simt::Order order : {simt::Order::forward, simt::Order::reverse, simt::Order::random, simt::Order::priority}) {
-    simt::config.order = order;
+  in_every_order([&] {
     for (int x : {0, 64}) REQUIRE(ring(m, x) == m.expected(size_t(x)));
-  }
+  });
 }
 
 TEST_CASE("tma: what does not keep to the ring is seen", "[tma]") {
@@ -219,17 +217,13 @@ TEST_CASE("tma: what does not keep to the ring is seen", "[tma]") {
 
 TEST_CASE("tma: a box comes into both blocks of a cluster, in every order of threads", "[tma]") {
   const Lines m;
-  const KeepsSimtConfig restore;
   std::vector<float> expected;
   for (unsigned rank = 0; rank < ranks; rank++) {
     const std::vector<float> sums = m.expected(0);
     expected.insert(expected.end(), sums.begin(), sums.end());
     for (unsigned i = 0; i < 96; i++) expected.push_back(float(100 * rank + (i + 40) % 96));
   }
-  for (simt::Order order : {simt::Order::forward, simt::Order::reverse, simt::Order::random, simt::Order::priority}) {
-    simt::config.order = order;
-    REQUIRE(pairs(m) == expected);
-  }
+  in_every_order([&] { REQUIRE(pairs(m) == expected); });
 }
 
 TEST_CASE("tma: what blocks of a cluster do wrong to each other is seen", "[tma]") {

@@ -120,12 +120,10 @@ bool right(const Tiles& t, const std::vector<float>& out, bool add = true) {
 
 TEST_CASE("wgmma: sums of the definition, tiles along k and along rows, in every order of threads", "[wgmma]") {
   const Tiles t;
-  const KeepsSimtConfig restore;
-  for (simt::Order order : {simt::Order::forward, simt::Order::reverse, simt::Order::random}) {
-    simt::config.order = order;
+  in_every_order([&] {
     for (bool a_along : {false, true})
       for (bool b_along : {false, true}) REQUIRE(right(t, product(t, a_along, b_along)));
-  }
+  });
   REQUIRE(right(t, product(t, false, false, false), false));
   REQUIRE(simt::races().empty());
 }
