@@ -134,9 +134,9 @@ TEST_CASE_METHOD(Recording, "graph: what cannot be recorded is refused by its na
   const auto nothing = [] {};
   const std::vector<std::pair<std::function<void()>, const char*>> cases = {
       {[&] { ctx.upload(work.mean.data(), &one, 1); }, "something is uploaded"},
-      {[&] { ctx.synchronize(); }, "the host waits"},
+      {[&] { ctx.synchronize(); }, "the host waits for the device"},
       {[&] { sent.start(work.mean.data()); }, "something is read back"},
-      {[&] { sent.wait(); }, "the host waits"},
+      {[&] { sent.wait(); }, "the host waits for the device"},
       {[&] { work.mean.upload({1.0f}); }, "memory is copied from the host"},
       {[&] { work.mean.download(); }, "memory is copied to the host"},
       {[&] { const Buffer<float> fresh(ctx.device, 1); }, "memory is allocated"},
@@ -157,7 +157,6 @@ TEST_CASE_METHOD(Recording, "graph: what cannot be recorded is refused by its na
         });
       });
       REQUIRE(said == std::string("graph: ") + message +
-                          (std::string(message) == "the host waits" ? " for the device" : "") +
                           " while launches are recorded: a record holds launches, set_zero and copy_rows alone");
     }
     // What was recorded before the refusal is forgotten.

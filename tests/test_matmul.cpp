@@ -13,15 +13,11 @@ using namespace gated;
 
 namespace {
 
-const char* name_of(Layout l) {
-  return l == Layout::nt ? "nt" : l == Layout::nn ? "nn" : "tn";
-}
-
 template <class Test>
 void for_every_form(Test test) {
   for (Layout layout : {Layout::nt, Layout::nn, Layout::tn})
     for (Accumulate accumulate : {Accumulate::no, Accumulate::yes}) {
-      INFO(name_of(layout) << (accumulate == Accumulate::yes ? " +=" : " ="));
+      INFO("layout " << int(layout) << (accumulate == Accumulate::yes ? " +=" : " ="));
       test(layout, accumulate);
     }
 }
