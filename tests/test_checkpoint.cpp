@@ -7,11 +7,10 @@
 #include <chrono>
 #include <csignal>
 #include <cstring>
-#include <functional>
-#include <nlohmann/json.hpp>
 #include <thread>
 
 #include "tests/child.h"
+#include "tests/fixtures.h"
 #include "tests/refusal.h"
 #include "tests/script.h"
 #include "training/checkpoint/checkpoint.h"
@@ -69,10 +68,8 @@ SafetensorsHeader parse(const std::string& bytes) {
   });
 }
 
-std::string tensor_json(const std::string& name, const std::string& dtype, const std::string& shape, size_t begin,
-                        size_t end) {
-  return format(R"("%s":{"dtype":"%s","shape":%s,"data_offsets":[%zu,%zu]})", name.c_str(), dtype.c_str(),
-                shape.c_str(), begin, end);
+std::string tensor_json(const char* name, const char* dtype, const char* shape, size_t begin, size_t end) {
+  return format(R"("%s":{"dtype":"%s","shape":%s,"data_offsets":[%zu,%zu]})", name, dtype, shape, begin, end);
 }
 
 // One float tensor whose values all say which step wrote it.
@@ -89,18 +86,17 @@ float first_value(const Checkpoint& c) {
   return values[0];
 }
 
-void save_views(const std::string& folder, size_t step, const std::vector<TensorView>& tensors, size_t keep) {
-  std::vector<TensorForm> forms;
-  for (const TensorView& t : tensors) forms.push_back({t.name, "F32", t.shape});
-  save_step(
-      folder, step, forms, [&](size_t i) { return tensors[i].data; }, {}, keep);
+void save_step(const std::string& folder, size_t step, size_t keep) {
+  const std::vector<float> values = Step(step).values;
+  gated::save_step(
+      folder, step, {{"w", "F32", {values.size()}}}, [&](size_t) { return values.data(); }, {}, keep);
 }
 
 }  // namespace
 
-TEST_CASE("checkpoint: every bit comes back: NaN payloads, -0, denormals, scalars, empty tensors, any name",
-          "[checkpoint]") {
-  const Folder folder;
+TEST_CASE_METHOD(Folder,
+                 "checkpoint: every bit comes back: NaN payloads, -0, denormals, scalars, empty tensors, any name",
+                 "[checkpoint]") {
   const std::vector<uint32_t> patterns = {0x7fc00000, 0x7f800001, 0xffc12345, 0xffffffff, 0x80000000,
                                           0x00000001, 0x807fffff, 0x7f800000, 0xff800000, 0x3f800000};
   std::vector<float> values(patterns.size());
@@ -112,9 +108,9 @@ TEST_CASE("checkpoint: every bit comes back: NaN payloads, -0, denormals, scalar
                                            {std::string("nul\0inside", 10), {1}, values.data()},
                                            {"", {2}, values.data() + 8}};
   const Metadata metadata = {{"step", "12"}, {"config", R"({"norm":"gated","λ":[1,2]})"}, {"", ""}, {"line", "a\nb"}};
-  save_checkpoint(folder / "a", tensors, metadata);
+  save_checkpoint(path / "a", tensors, metadata);
 
-  const Checkpoint loaded(folder / "a");
+  const Checkpoint loaded(path / "a");
   CHECK(loaded.has_training_state());
   CHECK(loaded.step() == 12);
   CHECK(loaded.tensors().size() == tensors.size());
@@ -129,13 +125,14 @@ TEST_CASE("checkpoint: every bit comes back: NaN payloads, -0, denormals, scalar
   }
 
   // The data begins on 64 bytes, and the same state gives the same file.
-  CHECK(SafetensorsFile(folder / "a").header().data_start % 64 == 0);
-  save_checkpoint(folder / "b", tensors, metadata);
-  CHECK(contents(folder / "a") == contents(folder / "b"));
-  CHECK(folder.names() == Names{"a", "b"});
+  CHECK(SafetensorsFile(path / "a").header().data_start % 64 == 0);
+  save_checkpoint(path / "b", tensors, metadata);
+  CHECK(contents(path / "a") == contents(path / "b"));
+  CHECK(names() == Names{"a", "b"});
 }
 
-TEST_CASE("checkpoint: the fingerprint is a published function of names, shapes and bytes", "[checkpoint]") {
+TEST_CASE_METHOD(Folder, "checkpoint: the fingerprint is a published function of names, shapes and bytes",
+                 "[checkpoint]") {
   const float a[] = {1, 2, 3, 4, 5, 6}, b[] = {-0.0f}, zero[] = {0.0f};
   // Python: xxhash.xxh3_64 over struct.pack("<Q1sQ3sQQQ6f", 1, b"a", 3, b"F32", 2, 2, 3, 1, 2, 3, 4, 5, 6)
   //                          + struct.pack("<Q1sQ3sQf", 1, b"b", 3, b"F32", 0, -0.0)
@@ -152,38 +149,35 @@ TEST_CASE("checkpoint: the fingerprint is a published function of names, shapes 
   CHECK(fingerprint({{"ab", {}, b}, {"c", {}, b}}) != fingerprint({{"a", {}, b}, {"bc", {}, b}}));
 
   // Longer than the buffer a file is read through, and the same from the file as from memory.
-  const Folder folder;
   std::vector<float> large((3u << 18) + 5);
   for (size_t i = 0; i < large.size(); ++i) large[i] = float(i);
   const std::vector<TensorView> tensors = {{"z", {large.size()}, large.data()}, {"a", {2, 3}, a}};
-  save_checkpoint(folder / "a", tensors, {});
-  CHECK(fingerprint(SafetensorsFile(folder / "a")) == fingerprint(tensors));
+  save_checkpoint(path / "a", tensors, {});
+  CHECK(fingerprint(SafetensorsFile(path / "a")) == fingerprint(tensors));
 }
 
-TEST_CASE("checkpoint: a wrong name, shape or dtype is refused and nothing is written", "[checkpoint]") {
-  const Folder folder;
+TEST_CASE_METHOD(Folder, "checkpoint: a wrong name, shape or dtype is refused and nothing is written", "[checkpoint]") {
   const Step state(3, 6);
-  save_checkpoint(folder / "a", state.tensors(), {});
-  const Checkpoint loaded(folder / "a");
+  save_checkpoint(path / "a", state.tensors(), {});
+  const Checkpoint loaded(path / "a");
   std::vector<float> dst(8, 42.0f);
   CHECK_REFUSED(loaded.read("v", {6}, dst.data()), "no tensor \"v\" among the 1");
   for (const std::vector<size_t>& shape : {std::vector<size_t>{}, {5}, {7}, {2, 3}, {6, 1}, {0}})
     CHECK_REFUSED(loaded.read("w", shape, dst.data()), "tensor \"w\" is F32 [6], expected F32 " + shape_text(shape));
-  folder.write("i", file_of("{" + tensor_json("w", "I32", "[6]", 0, 24) + "}", 24));
-  CHECK_REFUSED(Checkpoint(folder / "i").read("w", {6}, dst.data()), "is I32 [6], expected F32 [6]");
+  write("i", file_of("{" + tensor_json("w", "I32", "[6]", 0, 24) + "}", 24));
+  CHECK_REFUSED(Checkpoint(path / "i").read("w", {6}, dst.data()), "is I32 [6], expected F32 [6]");
   CHECK(dst == std::vector<float>(8, 42.0f));
   CHECK_REFUSED(loaded.step(), "metadata has no \"step\"");
   for (const char* step : {"", "-1", "12x", "1e3", "99999999999999999999999"}) {
-    save_checkpoint(folder / "s", {}, {{"step", step}});
-    CHECK_REFUSED(Checkpoint(folder / "s").step(), "expected a whole number");
+    save_checkpoint(path / "s", {}, {{"step", step}});
+    CHECK_REFUSED(Checkpoint(path / "s").step(), "expected a whole number");
   }
 }
 
-TEST_CASE("checkpoint: what cannot be written is refused before anything is", "[checkpoint]") {
-  const Folder folder;
+TEST_CASE_METHOD(Folder, "checkpoint: what cannot be written is refused before anything is", "[checkpoint]") {
   const float x[4] = {};
   const auto refused = [&](const std::vector<TensorView>& tensors, const Metadata& metadata, const char* part) {
-    CHECK_REFUSED(save_checkpoint(folder / "a", tensors, metadata), part);
+    CHECK_REFUSED(save_checkpoint(path / "a", tensors, metadata), part);
   };
   refused({{"w", {1}, x}, {"w", {2}, x}}, {}, "\"w\" is given twice");
   refused({{"__metadata__", {1}, x}}, {}, "reserved");
@@ -194,7 +188,7 @@ TEST_CASE("checkpoint: what cannot be written is refused before anything is", "[
   refused({}, {{"gated.checksum", "0"}}, "checkpoint's own");
   refused({}, {{"long", std::string(max_safetensors_header, 'x')}}, "expected at most 100000000");
   CHECK_REFUSED(safetensors_header("a", {{"__metadata__", {1}, x}}, {}), "reserved");
-  CHECK(folder.names().empty());
+  CHECK(names().empty());
 }
 
 TEST_CASE("checkpoint: headers that break the format, each refused by its own rule", "[checkpoint]") {
@@ -203,7 +197,8 @@ TEST_CASE("checkpoint: headers that break the format, each refused by its own ru
   CHECK(parse(file_of("{}", 0)).tensors.empty());
   for (const auto& [dtype, size] : std::map<std::string, size_t>{
            {"U8", 1}, {"BOOL", 1}, {"BF16", 2}, {"F16", 2}, {"I32", 4}, {"F32", 4}, {"I64", 8}, {"F64", 8}})
-    CHECK(parse(file_of("{" + tensor_json("w", dtype, "[3]", 0, 3 * size) + "}", 3 * size)).tensors.size() == 1);
+    CHECK(parse(file_of("{" + tensor_json("w", dtype.c_str(), "[3]", 0, 3 * size) + "}", 3 * size)).tensors.size() ==
+          1);
 
   // Rows of tests/fixtures/refused_headers.json: the header, in which ' stands for ", how many bytes of data follow,
   // and what is said of it. Here what is no text, or long.
@@ -218,8 +213,7 @@ TEST_CASE("checkpoint: headers that break the format, each refused by its own ru
       {file_of("{\"w\":" + std::string(100000, '['), 0), "nested deeper"},
       {file_of("{\"" + std::string(100000, 'n') + "\":1}", 0), "nnn..."},
   };
-  std::ifstream file("tests/fixtures/refused_headers.json");
-  for (const auto& row : nlohmann::json::parse(file)) {
+  for (const json& row : read_fixtures("refused_headers.json")) {
     std::string header = row[0];
     std::replace(header.begin(), header.end(), '\'', '"');
     cases.emplace_back(file_of(header, row[1]), row[2]);
@@ -235,25 +229,21 @@ TEST_CASE("checkpoint: headers that break the format, each refused by its own ru
   // minute).
   std::string many = "{";
   constexpr size_t n = 60000;
-  for (size_t i = 0; i < n; ++i) {
-    if (i > 0) many += ',';
-    many += tensor_json(format("w%zu", i), "U8", "[1]", i, i + 1);
-  }
+  for (size_t i = 0; i < n; ++i) many += (i ? "," : "") + tensor_json(format("w%zu", i).c_str(), "U8", "[1]", i, i + 1);
   const auto start = std::chrono::steady_clock::now();
   CHECK(parse(file_of(many + "}", n)).tensors.size() == n);
   CHECK(std::chrono::steady_clock::now() - start < std::chrono::seconds(20));
 }
 
-TEST_CASE("checkpoint: one changed, missing or extra byte anywhere, and the file is refused", "[checkpoint]") {
-  const Folder folder;
+TEST_CASE_METHOD(Folder, "checkpoint: a byte changed, missing or extra anywhere, and it is refused", "[checkpoint]") {
   const float x[] = {1, 2, 3, 4};
-  save_checkpoint(folder / "good", {{"b", {2}, x}, {"a", {}, x + 2}, {"e", {0}, x}}, {{"step", "7"}});
-  const std::string good = contents(folder / "good");
+  save_checkpoint(path / "good", {{"b", {2}, x}, {"a", {}, x + 2}, {"e", {0}, x}}, {{"step", "7"}});
+  const std::string good = contents(path / "good");
   const auto refused = [&](const std::string& bytes) {
-    fs::remove(folder / "bad");  // some file systems flush one that is truncated, which takes long
-    folder.write("bad", bytes);
-    const std::string said = refusal([&] { Checkpoint loaded(folder / "bad"); });
-    return said.starts_with((folder / "bad") + ": ") && !contains(said, "\n");
+    fs::remove(path / "bad");  // some file systems flush one that is truncated, which takes long
+    write("bad", bytes);
+    const std::string said = refusal([&] { Checkpoint loaded(path / "bad"); });
+    return said.starts_with((*this / "bad") + ": ") && !contains(said, "\n");
   };
   REQUIRE_FALSE(refused(good));
   CHECK(refused(good + '\0'));
@@ -283,15 +273,15 @@ TEST_CASE("checkpoint: one changed, missing or extra byte anywhere, and the file
   CHECK(refused(replaced(R"("gated.fingerprint")", R"("other.fingerprint")")));
 }
 
-TEST_CASE("checkpoint: a safetensors file of another program gives weights and no training state", "[checkpoint]") {
-  const Folder folder;
+TEST_CASE_METHOD(Folder, "checkpoint: a safetensors file of another program gives weights and no training state",
+                 "[checkpoint]") {
   std::string bytes = file_of(R"({"__metadata__":{"format":"pt","step":"5"},)" + tensor_json("w", "F32", "[2]", 2, 10) +
                                   "," + tensor_json("h", "BF16", "[1]", 0, 2) + "}",
                               10);
   const float x[] = {1.5f, -2.0f};
   std::memcpy(bytes.data() + bytes.size() - sizeof x, x, sizeof x);
-  folder.write("model.safetensors", bytes);
-  const Checkpoint loaded(folder / "model.safetensors");
+  write("model.safetensors", bytes);
+  const Checkpoint loaded(path / "model.safetensors");
   CHECK_FALSE(loaded.has_training_state());
   CHECK(loaded.metadata() == Metadata{{"format", "pt"}, {"step", "5"}});
   float back[2] = {};
@@ -301,43 +291,40 @@ TEST_CASE("checkpoint: a safetensors file of another program gives weights and n
   CHECK_REFUSED(loaded.step(), "carries no training state");
 }
 
-TEST_CASE("checkpoint: paths that cannot be read or written", "[checkpoint]") {
-  const Folder folder;
+TEST_CASE_METHOD(Folder, "checkpoint: paths that cannot be read or written", "[checkpoint]") {
   const Step state(1);
   const auto save = [&](const std::string& path) {
     return refusal([&] { save_checkpoint(path, state.tensors(), {}); });
   };
   const auto open = [](const std::string& path) { return refusal([&] { Checkpoint loaded(path); }); };
-  CHECK(open(folder / "missing") == (folder / "missing") + ": cannot open: No such file or directory");
-  CHECK(one_line(save(folder / "no/such/a"), {"No such file or directory"}));
-  REQUIRE(::mkfifo((folder / "pipe").c_str(), 0600) == 0);
-  fs::create_directory(folder / "dir");
-  for (const std::string& path : {folder / "pipe", folder / "dir", std::string("/dev/null")})
-    for (const std::string& said : {open(path), save(path)}) CHECK(one_line(said, {"not a regular file"}));
-  folder.write("file", "x");
-  CHECK_REFUSED(prepare_checkpoint_folder(folder / "file"), "cannot create the checkpoint folder");
-  CHECK_REFUSED(list_checkpoints(folder / "file"), "cannot list: Not a directory");
-  CHECK(folder.names() == Names{"pipe", "dir", "file"});
+  CHECK(open(path / "missing") == (*this / "missing") + ": cannot open: No such file or directory");
+  CHECK(one_line(save(path / "no/such/a"), {"No such file or directory"}));
+  REQUIRE(::mkfifo((path / "pipe").c_str(), 0600) == 0);
+  fs::create_directory(path / "dir");
+  for (const std::string& file : std::vector<std::string>{path / "pipe", path / "dir", "/dev/null"})
+    for (const std::string& said : {open(file), save(file)}) CHECK(one_line(said, {"not a regular file"}));
+  write("file", "x");
+  CHECK_REFUSED(prepare_checkpoint_folder(path / "file"), "cannot create the checkpoint folder");
+  CHECK_REFUSED(list_checkpoints(path / "file"), "cannot list: Not a directory");
+  CHECK(names() == Names{"pipe", "dir", "file"});
 
   // A folder without write permission, as a user whom permissions bind.
-  save_checkpoint(folder / "a", state.tensors(), {});
-  fs::permissions(folder.path, fs::perms(0555));
+  save_checkpoint(path / "a", state.tensors(), {});
+  fs::permissions(path, fs::perms(0555));
   const auto look = [&] {
     if (::geteuid() == 0 && ::setresuid(65534, 65534, 65534) != 0) return 2;
-    const bool refused =
-        contains(save(folder / "a"), "a.tmp." + std::to_string(::getpid()) + ": cannot create: Perm") &&
-        contains(refusal([&] { prepare_checkpoint_folder(folder.path); }), "Permission denied");
-    return refused && open(folder / "a").empty() ? 0 : 1;
+    const bool refused = contains(save(path / "a"), "a.tmp." + std::to_string(::getpid()) + ": cannot create: Perm") &&
+                         contains(refusal([&] { prepare_checkpoint_folder(path); }), "Permission denied");
+    return refused && open(path / "a").empty() ? 0 : 1;
   };
   CHECK(in_child([&] { exit(look()); }).status == 0);
-  fs::permissions(folder.path, fs::perms(0755));
+  fs::permissions(path, fs::perms(0755));
 }
 
-TEST_CASE("checkpoint: a full disk leaves the checkpoint before it, and no temporary file", "[checkpoint]") {
-  const Folder folder;
+TEST_CASE_METHOD(Folder, "checkpoint: a full disk leaves the older checkpoint, and no temporary file", "[checkpoint]") {
   const Step before(1, 1000), after(2, 100000);
-  save_checkpoint(folder / "a", before.tensors(), {});
-  const std::string bytes = contents(folder / "a");
+  save_checkpoint(path / "a", before.tensors(), {});
+  const std::string bytes = contents(path / "a");
 
   // A limit on file size stands for the disk: the first write is short, the next fails.
   for (const rlim_t limit : {rlim_t(0), rlim_t(100), rlim_t(4096), rlim_t(400000)}) {
@@ -346,12 +333,12 @@ TEST_CASE("checkpoint: a full disk leaves the checkpoint before it, and no tempo
     const auto handler = std::signal(SIGXFSZ, SIG_IGN);
     const rlimit small = {limit, old.rlim_max};
     ::setrlimit(RLIMIT_FSIZE, &small);
-    const std::string message = refusal([&] { save_checkpoint(folder / "a", after.tensors(), {}); });
+    const std::string message = refusal([&] { save_checkpoint(path / "a", after.tensors(), {}); });
     ::setrlimit(RLIMIT_FSIZE, &old);
     std::signal(SIGXFSZ, handler);
     CHECK(contains(message, "cannot write: File too large"));
-    CHECK(folder.names() == Names{"a"});
-    CHECK(contents(folder / "a") == bytes);
+    CHECK(names() == Names{"a"});
+    CHECK(contents(path / "a") == bytes);
   }
   if (fs::exists("/dev/full")) {
     File full("/dev/full", O_WRONLY);
@@ -359,45 +346,44 @@ TEST_CASE("checkpoint: a full disk leaves the checkpoint before it, and no tempo
   }
   // An error after which the writer never commits, whatever it was.
   {
-    AtomicFile file(folder / "a");
+    AtomicFile file(path / "a");
     file.write("half", 4);
-    CHECK(folder.names().size() == 2);
+    CHECK(names().size() == 2);
   }
-  CHECK(folder.names() == Names{"a"});
-  CHECK(contents(folder / "a") == bytes);
+  CHECK(names() == Names{"a"});
+  CHECK(contents(path / "a") == bytes);
 }
 
-TEST_CASE("checkpoint: contents reach the disk before the name, the name before the save is reported", "[checkpoint]") {
-  const Folder folder;
+TEST_CASE_METHOD(Folder, "checkpoint: contents reach the disk before the name, the name before the save is reported",
+                 "[checkpoint]") {
   const Step before(1), after(2);
   const std::string temporary = "a.tmp." + std::to_string(::getpid());
   const auto save_failing = [&](const std::string& call, int error) {
     calls = {{}, call, error};
-    const std::string message = refusal([&] { save_checkpoint(folder / "a", after.tensors(), {}); });
+    const std::string message = refusal([&] { save_checkpoint(path / "a", after.tensors(), {}); });
     calls.failing.clear();
-    CHECK(folder.names() == Names{"a"});
+    CHECK(names() == Names{"a"});
     return message;
   };
   calls = {};
-  save_checkpoint(folder / "a", before.tensors(), {});
-  CHECK(calls.log == std::vector<std::string>{"fsync " + temporary, "rename " + temporary + " a",
-                                              "fsync " + file_name(folder.path)});
+  save_checkpoint(path / "a", before.tensors(), {});
+  CHECK(calls.log ==
+        std::vector<std::string>{"fsync " + temporary, "rename " + temporary + " a", "fsync " + file_name(path)});
 
   CHECK(one_line(save_failing("fsync a.tmp", EIO), {"cannot fsync: Input/output error"}));
   CHECK(one_line(save_failing("fsync a.tmp", ENOSPC), {"cannot fsync: No space left on device"}));
   CHECK(one_line(save_failing("rename", EIO), {"cannot rename the finished file to: Input/output error"}));
-  CHECK(first_value(Checkpoint(folder / "a")) == 1.0f);
+  CHECK(first_value(Checkpoint(path / "a")) == 1.0f);
 
   // Too late to keep the old file, so the new one is there; whether its name is on the disk is not known.
-  const std::string folder_sync = "fsync " + file_name(folder.path);
+  const std::string folder_sync = "fsync " + file_name(path);
   CHECK(one_line(save_failing(folder_sync, EIO), {"cannot fsync: Input/output error"}));
-  CHECK(first_value(Checkpoint(folder / "a")) == 2.0f);
+  CHECK(first_value(Checkpoint(path / "a")) == 2.0f);
   CHECK(save_failing(folder_sync, EINVAL).empty());  // a file system whose folders cannot be synced
 }
 
-TEST_CASE("checkpoint: killed at any moment, the file at the path is whole", "[checkpoint]") {
-  const Folder folder;
-  const std::string path = folder / "a";
+TEST_CASE_METHOD(Folder, "checkpoint: killed at any moment, the file at the path is whole", "[checkpoint]") {
+  const std::string file = path / "a";
   std::set<float> seen;
   for (int round = 0; round < 24; ++round) {
     const pid_t child = ::fork();
@@ -405,7 +391,7 @@ TEST_CASE("checkpoint: killed at any moment, the file at the path is whole", "[c
       // Sizes alternate, so that a file partly overwritten could not pass for whole.
       for (size_t step = 1;; ++step) {
         const Step state(step, step % 2 ? 1 << 18 : 1 << 16);
-        save_checkpoint(path, state.tensors(), {{"step", std::to_string(step)}});
+        save_checkpoint(file, state.tensors(), {{"step", std::to_string(step)}});
       }
     }
     std::this_thread::sleep_for(std::chrono::microseconds(500 + 1733 * round));
@@ -413,41 +399,40 @@ TEST_CASE("checkpoint: killed at any moment, the file at the path is whole", "[c
     int status = 0;
     ::waitpid(child, &status, 0);
     CHECK((WIFSIGNALED(status) && WTERMSIG(status) == SIGKILL));  // and of nothing else before
-    CHECK(folder.names().size() <= 2);                            // the leftovers of the rounds before are gone
-    if (!fs::exists(path)) continue;
-    const Checkpoint loaded(path);
+    CHECK(names().size() <= 2);                                   // the leftovers of the rounds before are gone
+    if (!fs::exists(file)) continue;
+    const Checkpoint loaded(file);
     CHECK(first_value(loaded) == float(loaded.step()));
     seen.insert(first_value(loaded));
   }
   CHECK_FALSE(seen.empty());
-  save_checkpoint(path, Step(0).tensors(), {});
-  CHECK(folder.names() == Names{"a"});
+  save_checkpoint(file, Step(0).tensors(), {});
+  CHECK(names() == Names{"a"});
 }
 
-TEST_CASE("checkpoint: temporary files of the dead go, those of the living stay", "[checkpoint]") {
-  const Folder folder;
+TEST_CASE_METHOD(Folder, "checkpoint: temporary files of the dead go, those of the living stay", "[checkpoint]") {
   const std::string step = checkpoint_name(5);
-  AtomicFile living(folder / checkpoint_name(6));
-  for (const char* name : {"a.tmp.1", "b.tmp.1", "a.tmp", "a"}) folder.write(name, "x");
-  folder.write(step + ".tmp.1", "x");
+  AtomicFile living(path / checkpoint_name(6));
+  for (const char* name : {"a.tmp.1", "b.tmp.1", "a.tmp", "a"}) write(name, "x");
+  write(step + ".tmp.1", "x");
   const std::string lives = checkpoint_name(6) + ".tmp." + std::to_string(::getpid());
 
-  save_checkpoint(folder / "a", {}, {});
-  CHECK(folder.names() == Names{"a", "a.tmp", "b.tmp.1", step + ".tmp.1", lives});
-  save_views(folder.path, 7, {}, 0);
-  CHECK(folder.names() == Names{"a", "a.tmp", "b.tmp.1", checkpoint_name(7), lives});
+  save_checkpoint(path / "a", {}, {});
+  CHECK(names() == Names{"a", "a.tmp", "b.tmp.1", step + ".tmp.1", lives});
+  save_step(path, 7, 0);
+  CHECK(names() == Names{"a", "a.tmp", "b.tmp.1", checkpoint_name(7), lives});
   // Where locks are not supported a leftover stays, as the file of a living one does. It may have any process id.
   {
-    const AtomicFile second(folder / checkpoint_name(6));
-    CHECK(folder.names().contains(lives + ".2"));
-    save_checkpoint(folder / checkpoint_name(6), {}, {});
-    CHECK(folder.names().contains(checkpoint_name(6)));
+    const AtomicFile second(path / checkpoint_name(6));
+    CHECK(names().contains(lives + ".2"));
+    save_checkpoint(path / checkpoint_name(6), {}, {});
+    CHECK(names().contains(checkpoint_name(6)));
   }
   living.commit();
-  CHECK(folder.names() == Names{"a", "a.tmp", "b.tmp.1", checkpoint_name(6), checkpoint_name(7)});
+  CHECK(names() == Names{"a", "a.tmp", "b.tmp.1", checkpoint_name(6), checkpoint_name(7)});
 }
 
-TEST_CASE("checkpoint: only what has a name of an unfinished file is one", "[checkpoint]") {
+TEST_CASE_METHOD(Folder, "checkpoint: only what has a name of an unfinished file is one", "[checkpoint]") {
   for (const char* name : {"a.tmp.1", "a.tmp.4194304", "a.tmp.17.2", "a.tmp.0.12"}) CHECK(finished_name(name) == "a");
   CHECK(finished_name("a.tmp.1.tmp.2") == "a.tmp.1");
   for (const char* name : {"a", "a.tmp", "a.tmp.", "a.tmp.backup", "a.tmp.old", "a.tmp.1x", "a.tmp.01", "a.tmp.-1",
@@ -457,35 +442,32 @@ TEST_CASE("checkpoint: only what has a name of an unfinished file is one", "[che
     CHECK_FALSE(finished_name(name).has_value());
   }
 
-  const Folder folder;
   const std::string step = checkpoint_name(2), own = "log.jsonl.tmp." + std::to_string(::getpid());
   const Names kept = {step + ".tmp.backup", "log.jsonl.tmp.old", "log.jsonl.tmp.1 (copy)"};
-  for (const std::string& name : kept) folder.write(name, "x");
-  folder.write(step + ".tmp.1", "x");
-  prepare_checkpoint_folder(folder.path);  // the run may yet be refused
-  CHECK(folder.names().size() == 4);
-  save_views(folder.path, 7, {}, 1);
-  write_text(folder / "log.jsonl", "");
-  Names now = folder.names();
+  for (const std::string& name : kept) write(name, "x");
+  write(step + ".tmp.1", "x");
+  prepare_checkpoint_folder(path);  // the run may yet be refused
+  CHECK(names().size() == 4);
+  save_step(path, 7, 1);
+  write_text(path / "log.jsonl", "");
+  Names now = names();
   for (const std::string& name : {checkpoint_name(7), std::string("log.jsonl")}) CHECK(now.erase(name) == 1);
   CHECK(now == kept);
 }
 
-TEST_CASE("checkpoint: one of another version is neither passed over nor to be removed", "[checkpoint]") {
-  const Folder folder;
-  const Step state(1);
-  for (const size_t step : {1, 2}) save_views(folder.path, step, state.tensors(), 0);
-  const std::string path = folder / checkpoint_name(2);
-  std::string bytes = contents(path);
+TEST_CASE_METHOD(Folder, "checkpoint: one of another version is neither passed over nor removed", "[checkpoint]") {
+  for (const size_t step : {1, 2}) save_step(path, step, 0);
+  const std::string newest = path / checkpoint_name(2);
+  std::string bytes = contents(newest);
   const size_t at = bytes.find(R"("gated.format":"1")");
   bytes[at + 16] = '2';
-  folder.write(path, bytes);
-  const std::string said = refusal([&] { find_latest(folder.path); });
+  write(newest, bytes);
+  const std::string said = refusal([&] { find_latest(path); });
   CHECK(said ==
-        path +
+        newest +
             ": checkpoint format \"2\", expected 1: written by another version of this program: read it with that one");
-  fs::remove(path);
-  CHECK(find_latest(folder.path)->step() == 1);
+  fs::remove(newest);
+  CHECK(find_latest(path)->step() == 1);
 }
 
 TEST_CASE("checkpoint: names of steps sort and parse back", "[checkpoint]") {
@@ -498,20 +480,19 @@ TEST_CASE("checkpoint: names of steps sort and parse back", "[checkpoint]") {
     CHECK_FALSE(checkpoint_step(name).has_value());
 }
 
-TEST_CASE("checkpoint: a run keeps its newest steps and resumes from the newest that is good", "[checkpoint]") {
-  const Folder parent;
-  const std::string folder = parent / "runs/a";
+TEST_CASE_METHOD(Folder, "checkpoint: a run keeps its newest steps and resumes from the last good one",
+                 "[checkpoint]") {
+  const std::string folder = path / "runs/a";
   const auto steps = [&] {
     std::vector<size_t> found;
     for (const auto& [step, path] : list_checkpoints(folder)) found.push_back(step);
     return found;
   };
-  const auto save = [&](size_t step, size_t keep) { save_views(folder, step, Step(step).tensors(), keep); };
-  const auto path = [&](size_t step) { return folder + "/" + checkpoint_name(step); };
+  const auto file = [&](size_t step) { return folder + "/" + checkpoint_name(step); };
   const auto damage = [&](size_t step) {
-    std::string bytes = contents(path(step));
+    std::string bytes = contents(file(step));
     bytes.back() = char(bytes.back() ^ 1);
-    parent.write(path(step), bytes);
+    write(file(step), bytes);
   };
 
   CHECK_FALSE(find_latest(folder).has_value());  // no folder yet
@@ -519,10 +500,10 @@ TEST_CASE("checkpoint: a run keeps its newest steps and resumes from the newest 
   CHECK(fs::is_empty(folder));
   CHECK_FALSE(find_latest(folder).has_value());
 
-  for (const size_t step : {100, 200, 300}) save(step, 2);
+  for (const size_t step : {100, 200, 300}) save_step(folder, step, 2);
   CHECK(steps() == std::vector<size_t>{300, 200});
-  parent.write(folder + "/notes.txt", "x");
-  save(100000000, 0);  // nine digits: by name it sorts before the others
+  write(folder + "/notes.txt", "x");
+  save_step(folder, 100000000, 0);  // nine digits: by name it sorts before the others
   CHECK(steps() == std::vector<size_t>{100000000, 300, 200});
   CHECK(find_latest(folder)->step() == 100000000);
   CHECK(first_value(*find_latest(folder)) == 100000000.0f);
@@ -538,15 +519,15 @@ TEST_CASE("checkpoint: a run keeps its newest steps and resumes from the newest 
   CHECK(latest() == "step 100000000");
   damage(100000000);
   const std::string warning = latest();
-  CHECK(warning.starts_with("warning: " + path(100000000) + ": checksum of tensors is "));
+  CHECK(warning.starts_with("warning: " + file(100000000) + ": checksum of tensors is "));
   CHECK(warning.ends_with("\nstep 300"));
   CHECK(std::count(warning.begin(), warning.end(), '\n') == 1);
-  save(400, 1);
+  save_step(folder, 400, 1);
   CHECK(steps() == std::vector<size_t>{100000000, 400});
 
   // A file under another's name is not what its name says, and a foreign one has no step.
-  fs::copy_file(path(400), path(500));
-  parent.write(path(600), file_of("{}", 0));
+  fs::copy_file(file(400), file(500));
+  write(file(600), file_of("{}", 0));
   CHECK(says(latest(), {"holds step 400", "\nstep 400"}));
 
   damage(400);
