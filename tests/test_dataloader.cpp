@@ -68,12 +68,11 @@ std::vector<int32_t> starts(const TokenLoader& loader, TokenLoader::Shape s, siz
 
 // ---- shards
 
-TEST_CASE("shards: tokens come through, across files", "[dataloader]") {
-  const Folder folder;
-  folder.write("x_train_1.bin", shard_of({5, 6, 7}));
-  folder.write("x_train_0.bin", shard_of({1, 2, 3, 50256}));
-  folder.write("x_val_0.bin", shard_of({9}));
-  const Data data = open_data({.data = folder / "x_train_*.bin", .val_data = folder / "x_val_*.bin"});
+TEST_CASE_METHOD(Folder, "shards: tokens come through, across files", "[dataloader]") {
+  write("x_train_1.bin", shard_of({5, 6, 7}));
+  write("x_train_0.bin", shard_of({1, 2, 3, 50256}));
+  write("x_val_0.bin", shard_of({9}));
+  const Data data = open_data({.data = path / "x_train_*.bin", .val_data = path / "x_val_*.bin"});
   const Corpus& corpus = dynamic_cast<const Corpus&>(*data.train);
   CHECK(corpus.vocab() == 50257);
   const std::vector<int32_t> all = all_of(corpus);
@@ -87,10 +86,9 @@ TEST_CASE("shards: tokens come through, across files", "[dataloader]") {
   CHECK(dynamic_cast<const Corpus&>(*data.val).size() == 1);
 }
 
-TEST_CASE("shards: the last few stay open, and one that is opened again has to be what it was", "[dataloader]") {
-  const Folder folder;
+TEST_CASE_METHOD(Folder, "shards: the last few stay open, and one opened again has to be what it was", "[dataloader]") {
   std::vector<std::string> paths;
-  for (size_t i = 0; i < 20; i++) paths.push_back(folder.write(format("%02zu.bin", i), shard_of({1, 2})));
+  for (size_t i = 0; i < 20; i++) paths.push_back(write(format("%02zu.bin", i), shard_of({1, 2})));
   const auto descriptors = [] {
     return std::distance(fs::directory_iterator("/proc/self/fd"), fs::directory_iterator());
   };
@@ -108,7 +106,7 @@ TEST_CASE("shards: the last few stay open, and one that is opened again has to b
     CHECK_REFUSED(copied(corpus, 38 - count, count), "18.bin", "ends at byte 1026", "to byte 1028", "cut short");
   fs::resize_file(paths[0], 1026);
   CHECK_REFUSED(copied(corpus, 0, 1), "00.bin", "ends at byte 1026", "to byte 1028", "cut short");
-  fs::rename(folder.write("other", shard_of({3, 4})), paths[1]);
+  fs::rename(write("other", shard_of({3, 4})), paths[1]);
   for (int again = 0; again < 2; again++)
     CHECK_REFUSED(copied(corpus, 2, 1), "01.bin", "was changed or replaced after it was opened");
   fs::remove(paths[2]);
@@ -116,21 +114,20 @@ TEST_CASE("shards: the last few stay open, and one that is opened again has to b
   copied(corpus, 6, 1);
 }
 
-TEST_CASE("shards: tokens of 32 bits, and a vocabulary that the header tells", "[dataloader]") {
-  const Folder folder;
-  const std::string a = folder.write("a.bin", shard_of<uint32_t>({1, 65536, 128255})),
-                    b = folder.write("b.bin", shard_of<uint32_t>({7}));
+TEST_CASE_METHOD(Folder, "shards: tokens of 32 bits, and a vocabulary that the header tells", "[dataloader]") {
+  const std::string a = write("a.bin", shard_of<uint32_t>({1, 65536, 128255})),
+                    b = write("b.bin", shard_of<uint32_t>({7}));
   const ShardCorpus corpus({a, b}, 0);
   CHECK(corpus.vocab() == 128256);
   CHECK(all_of(corpus) == std::vector<int32_t>{1, 65536, 128255, 7});
   CHECK(ShardCorpus({a}, 200000).vocab() == 200000);
   CHECK_REFUSED(all_of(ShardCorpus({a}, 65536)), "a.bin", "token 1 is 65536", "65536");
-  const std::string huge = folder.write("h.bin", shard_of<uint32_t>({0x80000000}));
+  const std::string huge = write("h.bin", shard_of<uint32_t>({0x80000000}));
   CHECK_REFUSED(all_of(ShardCorpus({huge}, size_t{1} << 31)), "2147483648");
 
-  CHECK(ShardCorpus({folder.write("c.bin", shard_of<uint32_t>({5}, 20240801, 7, 151936))}, 0).vocab() == 151936);
-  CHECK(ShardCorpus({folder.write("d.bin", shard_of<uint16_t>({5}, 20240520, 1, 300))}, 0).vocab() == 300);
-  CHECK_REFUSED(ShardCorpus({a, folder / "d.bin"}, 0), "d.bin", "300", "a.bin", "128256");
+  CHECK(ShardCorpus({write("c.bin", shard_of<uint32_t>({5}, 20240801, 7, 151936))}, 0).vocab() == 151936);
+  CHECK(ShardCorpus({write("d.bin", shard_of<uint16_t>({5}, 20240520, 1, 300))}, 0).vocab() == 300);
+  CHECK_REFUSED(ShardCorpus({a, path / "d.bin"}, 0), "d.bin", "300", "a.bin", "128256");
 
   const std::string good = shard_of<uint32_t>({1, 2, 3});
   CHECK(refusal([&] { parse_shard(good); }) == "");
@@ -156,17 +153,17 @@ TEST_CASE("shards: what is not a whole GPT-2 shard is refused by name and number
   CHECK_REFUSED(parse_shard(negative), "x.bin", "-16777213 tokens");
 }
 
-TEST_CASE("data: its hash is of the content: a copy has the same, other content of the same size another",
-          "[dataloader]") {
-  const Folder folder;
+TEST_CASE_METHOD(Folder,
+                 "data: its hash is of the content: a copy has the same, other content of the same size another",
+                 "[dataloader]") {
   const auto hash = [&](const std::string& spec, double val_fraction = 0) {
     return open_data({.data = spec, .val_fraction = val_fraction}).train->content_hash();
   };
-  const std::string text = folder.write("a.txt", "some text\n"), copy = folder.write("b/c.txt", "some text\n");
+  const std::string text = write("a.txt", "some text\n"), copy = write("b/c.txt", "some text\n");
   CHECK(hash(text).size() == 16);
   CHECK(hash(text) == hash(copy));
-  CHECK(hash(text) == hash(folder / "b"));  // a folder that holds the same bytes
-  CHECK(hash(text) != hash(folder.write("d.txt", "some texT\n")));
+  CHECK(hash(text) == hash(path / "b"));  // a folder that holds the same bytes
+  CHECK(hash(text) != hash(write("d.txt", "some texT\n")));
   CHECK(hash(text, 0.1) != hash(text, 0.2));
 
   const Data synthetic = open_data({.data = "bigram-backcopy"}),
@@ -174,12 +171,12 @@ TEST_CASE("data: its hash is of the content: a copy has the same, other content 
   CHECK(synthetic.train->content_hash() == open_data({.data = "bigram-backcopy"}).train->content_hash());
   CHECK(synthetic.train->content_hash() != synthetic.val->content_hash());
   CHECK(synthetic.train->content_hash() != other_seed.train->content_hash());
-  CHECK(hash("bigram-backcopy:" + text) != hash("bigram-backcopy:" + folder.write("e.txt", "some other\n")));
+  CHECK(hash("bigram-backcopy:" + text) != hash("bigram-backcopy:" + write("e.txt", "some other\n")));
 
   // Shards: size, order and a sample of blocks. The first, the last and one between are in it; a small shard is as a
   // whole.
   const auto shards = [&](const std::vector<uint16_t>& first, const std::vector<uint16_t>& second) {
-    return hash(folder.write("x_0.bin", shard_of(first)) + "," + folder.write("x_1.bin", shard_of(second)));
+    return hash(write("x_0.bin", shard_of(first)) + "," + write("x_1.bin", shard_of(second)));
   };
   const std::vector<uint16_t> small = {1, 2, 3, 4}, large(3u << 20, 7);
   const std::string expected = shards(small, large);
@@ -195,10 +192,8 @@ TEST_CASE("data: its hash is of the content: a copy has the same, other content 
   }
 }
 
-TEST_CASE("shards: a token outside the vocabulary is refused with file, index and value", "[dataloader]") {
-  const Folder folder;
-  const std::string a = folder.write("a.bin", shard_of({0, 50256}));
-  const std::string b = folder.write("b.bin", shard_of({4, 50257, 5}));
+TEST_CASE_METHOD(Folder, "shards: a token outside the vocabulary is refused by file, index and value", "[dataloader]") {
+  const std::string a = write("a.bin", shard_of({0, 50256})), b = write("b.bin", shard_of({4, 50257, 5}));
   const ShardCorpus corpus({a, b}, 0), wide({a, b}, 50304);
   copied(corpus, 0, 3);
   CHECK_REFUSED(all_of(corpus), "b.bin", "token 1 is 50257", "50257", "--vocab");
@@ -208,60 +203,57 @@ TEST_CASE("shards: a token outside the vocabulary is refused with file, index an
 
 // ---- text
 
-TEST_CASE("text: files are joined by a newline where one is missing", "[dataloader]") {
-  const Folder folder;
-  const std::string a = folder.write("a", "ab"), b = folder.write("b", "c\n"), c = folder.write("c", "\xff");
+TEST_CASE_METHOD(Folder, "text: files are joined by a newline where one is missing", "[dataloader]") {
+  const std::string a = write("a", "ab"), b = write("b", "c\n"), c = write("c", "\xff");
   CHECK(text_of(a) == "ab");
   CHECK(text_of(a + "," + b + "," + c) == std::string("ab\nc\n\xff"));
   CHECK(text_of(c + "," + a) == std::string("\xff\nab"));
   CHECK(all_of(*open_data({.data = c, .val_fraction = 0}).train)[0] == 255);
 }
 
-TEST_CASE("text: a folder is walked in byte order, binary and hidden files left out", "[dataloader]") {
-  const Folder folder;
-  folder.write("d/b.txt", "b");
-  folder.write("d/B/z", "Bz");
-  folder.write("d/a/q", "aq");
-  folder.write("d/binary", std::string("x\0y", 3));
-  folder.write("d/empty", "");
-  folder.write("d/.hidden", "hidden");
-  folder.write("d/.git/config", "hidden too");
-  CHECK(text_of(folder / "d") == "Bz\naq\nb");
-  CHECK(says(open_data({.data = folder / "d"}).train->description(), {"3 text files", "1 binary files skipped"}));
-  folder.write("junk/binary", std::string("\0", 1));
-  CHECK_REFUSED(text_of(folder / "junk"), "junk", "no text", "1 files hold NUL");
-  fs::create_directory(folder / "none");
-  CHECK_REFUSED(text_of(folder / "none"), "none", "no text");
+TEST_CASE_METHOD(Folder, "text: a folder is walked in byte order, binary and hidden files left out", "[dataloader]") {
+  write("d/b.txt", "b");
+  write("d/B/z", "Bz");
+  write("d/a/q", "aq");
+  write("d/binary", std::string("x\0y", 3));
+  write("d/empty", "");
+  write("d/.hidden", "hidden");
+  write("d/.git/config", "hidden too");
+  CHECK(text_of(path / "d") == "Bz\naq\nb");
+  CHECK(says(open_data({.data = path / "d"}).train->description(), {"3 text files", "1 binary files skipped"}));
+  write("junk/binary", std::string("\0", 1));
+  CHECK_REFUSED(text_of(path / "junk"), "junk", "no text", "1 files hold NUL");
+  fs::create_directory(path / "none");
+  CHECK_REFUSED(text_of(path / "none"), "none", "no text");
 }
 
-TEST_CASE("text: list files, patterns and their refusals", "[dataloader]") {
-  const Folder folder;
-  const std::string a = folder.write("t1", "one"), b = folder.write("t2", "two"), comma = folder.write("t,3*", "three");
-  const std::string list = folder.write("list", b + "\r\n\n" + comma + "  \n" + a);
+TEST_CASE_METHOD(Folder, "text: list files, patterns and their refusals", "[dataloader]") {
+  const std::string a = write("t1", "one"), b = write("t2", "two"), comma = write("t,3*", "three");
+  const std::string list = write("list", b + "\r\n\n" + comma + "  \n" + a);
   CHECK(text_of("@" + list) == "two\nthree\none");
   CHECK(text_of(a + ",@" + list) == "one\ntwo\nthree\none");
-  CHECK(text_of(folder / "t[12]") == "one\ntwo");
+  CHECK(text_of(path / "t[12]") == "one\ntwo");
   std::string in_order;
   for (int i = 0; i < 20; i++) {  // a file system lists them by age, or in an order of its own
-    folder.write(format("many%02d", i * 7 % 20), format("%02d", i * 7 % 20));
+    write(format("many%02d", i * 7 % 20), format("%02d", i * 7 % 20));
     in_order += format(i ? "\n%02d" : "%02d", i);
   }
-  CHECK(text_of(folder / "many*") == in_order);
-  CHECK_REFUSED(text_of(folder / "nothing*"), "nothing*", "no file matches");
-  CHECK_REFUSED(text_of(folder / "absent/*.bin"), "absent/*.bin", "no file matches");
-  CHECK_REFUSED(text_of(folder / "absent"), "absent", "No such file");
-  CHECK_REFUSED(text_of("@" + folder.write("blank", " \n\n")), "blank", "names no file");
-  CHECK_REFUSED(text_of("@" + folder.write("nul", std::string("a\0b", 3))), "nul", "NUL");
-  CHECK_REFUSED(text_of("@" + folder.write("bad", a + "\n" + (folder / "gone"))), "gone", "No such file");
+  CHECK(text_of(path / "many*") == in_order);
+  CHECK_REFUSED(text_of(path / "nothing*"), "nothing*", "no file matches");
+  CHECK_REFUSED(text_of(path / "absent/*.bin"), "absent/*.bin", "no file matches");
+  CHECK_REFUSED(text_of(path / "absent"), "absent", "No such file");
+  CHECK_REFUSED(text_of("@" + write("blank", " \n\n")), "blank", "names no file");
+  CHECK_REFUSED(text_of("@" + write("nul", std::string("a\0b", 3))), "nul", "NUL");
+  CHECK_REFUSED(text_of("@" + write("bad", a + "\n" + (*this / "gone"))), "gone", "No such file");
   CHECK_REFUSED(text_of("@"), "@: expected @FILE");
   CHECK_REFUSED(text_of(a + ",@"), "@: expected @FILE");
   CHECK_REFUSED(text_of(""), "empty path");
   CHECK_REFUSED(text_of(a + ","), "empty path");
-  CHECK_REFUSED(text_of(folder.write("empty", "")), "empty: empty");
-  CHECK_REFUSED(text_of(folder.write("nul2", std::string("ab\0", 3))), "nul2", "byte 2 is NUL", ".bin");
-  CHECK_REFUSED(text_of(a + "," + folder.write("s.bin", shard_of({1}))), "1 token shards", "2 paths");
-  REQUIRE(mkfifo((folder / "pipe").c_str(), 0600) == 0);
-  CHECK_REFUSED(text_of(folder / "pipe"), "pipe", "not a regular file");  // and no waiting for a writer
+  CHECK_REFUSED(text_of(write("empty", "")), "empty: empty");
+  CHECK_REFUSED(text_of(write("nul2", std::string("ab\0", 3))), "nul2", "byte 2 is NUL", ".bin");
+  CHECK_REFUSED(text_of(a + "," + write("s.bin", shard_of({1}))), "1 token shards", "2 paths");
+  REQUIRE(mkfifo((path / "pipe").c_str(), 0600) == 0);
+  CHECK_REFUSED(text_of(path / "pipe"), "pipe", "not a regular file");  // and no waiting for a writer
   CHECK_REFUSED(open_data({.data = a, .vocab = 255}), "--vocab=255", "256");
   if (geteuid() != 0) {
     fs::permissions(b, fs::perms::none);
@@ -269,30 +261,28 @@ TEST_CASE("text: list files, patterns and their refusals", "[dataloader]") {
   }
 }
 
-TEST_CASE("self: the source's own files and nothing a build leaves beside them", "[dataloader]") {
-  const Folder folder;
-  folder.write("train_gpt.cu", "main");
-  folder.write("Makefile", "make");
-  folder.write("kernels/b.cuh", "kernel");
-  folder.write("kernels/b.o", "object");
-  folder.write("tests/t.cpp", "test");
-  folder.write("training/a.h", "loop");
-  folder.write("build/x.cpp", "built");
-  folder.write("notes.md", "notes");
-  CHECK(text_of("self", folder.path.string()) == "make\nkernel\ntest\nmain\nloop");
-  fs::create_directory(folder / "elsewhere");
-  CHECK_REFUSED(text_of("self", folder / "elsewhere"), "--data=self", "no source file", "elsewhere", "--data=PATH");
+TEST_CASE_METHOD(Folder, "self: the source's own files and nothing a build leaves beside them", "[dataloader]") {
+  write("train_gpt.cu", "main");
+  write("Makefile", "make");
+  write("kernels/b.cuh", "kernel");
+  write("kernels/b.o", "object");
+  write("tests/t.cpp", "test");
+  write("training/a.h", "loop");
+  write("build/x.cpp", "built");
+  write("notes.md", "notes");
+  CHECK(text_of("self", path.string()) == "make\nkernel\ntest\nmain\nloop");
+  fs::create_directory(path / "elsewhere");
+  CHECK_REFUSED(text_of("self", path / "elsewhere"), "--data=self", "no source file", "elsewhere", "--data=PATH");
 }
 
-TEST_CASE("self: without a root given, the current folder when it holds train_gpt.cu", "[dataloader]") {
+TEST_CASE_METHOD(Folder, "self: without a root given, the current folder when it holds train_gpt.cu", "[dataloader]") {
   struct Restore {
     fs::path path = fs::current_path();
     ~Restore() { fs::current_path(path); }
   } restore;
-  const Folder folder;
-  fs::current_path(folder.path.string());
-  CHECK_REFUSED(text_of("self"), "no train_gpt.cu", folder.path.string(), "--data=PATH");
-  folder.write("train_gpt.cu", "main");
+  fs::current_path(path.string());
+  CHECK_REFUSED(text_of("self"), "no train_gpt.cu", path.string(), "--data=PATH");
+  write("train_gpt.cu", "main");
   CHECK(text_of("self") == "main");
 }
 
@@ -310,9 +300,8 @@ TEST_CASE("printable: text as it stands, the rest escaped", "[dataloader]") {
 
 // ---- splits
 
-TEST_CASE("validation: the last fraction of the stream, or data of its own", "[dataloader]") {
-  const Folder folder;
-  const std::string a = folder.write("a", "0123456789abcdefghijXYZ"), b = folder.write("b", "val");
+TEST_CASE_METHOD(Folder, "validation: the last fraction of the stream, or data of its own", "[dataloader]") {
+  const std::string a = write("a", "0123456789abcdefghijXYZ"), b = write("b", "val");
   Data data = open_data({.data = a});
   CHECK(all_text(*data.train) == "0123456789abcdefghijX");
   CHECK(all_text(*data.val) == "YZ");
@@ -324,7 +313,7 @@ TEST_CASE("validation: the last fraction of the stream, or data of its own", "[d
   CHECK(open_data({.data = "bigram-backcopy", .val_fraction = 0}).val == nullptr);
   for (const double fraction : {-0.1, 1.0, double(NAN)})
     CHECK_REFUSED(open_data({.data = a, .val_fraction = fraction}), "--val-fraction");
-  CHECK_REFUSED(open_data({.data = a, .val_data = folder.write("v.bin", shard_of({1}))}), "v.bin", "50257", "256");
+  CHECK_REFUSED(open_data({.data = a, .val_data = write("v.bin", shard_of({1}))}), "v.bin", "50257", "256");
 }
 
 // ---- order
@@ -455,11 +444,10 @@ TEST_CASE("bigram-backcopy: BOS, bigrams, and copies after triggers", "[dataload
 }
 
 // (That its index does too: the 200 sequences above.)
-TEST_CASE("bigram-backcopy: the seed decides the language, and split and seed its sequences", "[dataloader]") {
-  const Folder folder;
+TEST_CASE_METHOD(Folder, "bigram-backcopy: the seed decides the language, and split and seed its sequences",
+                 "[dataloader]") {
   std::set<std::vector<std::vector<int32_t>>> seen;
-  const std::string text = folder.write("text", "the quick brown fox jumps over the lazy dog, and back again.");
-  const std::string bytes = contents(text);
+  const std::string bytes = "the quick brown fox jumps over the lazy dog, and back again.", text = write("text", bytes);
   const auto sequences = [](const TokenStream& stream) {
     return std::vector{sequence_of(stream, 0, 20), sequence_of(stream, 1, 20), sequence_of(stream, 2, 20)};
   };
@@ -482,10 +470,9 @@ TEST_CASE("bigram-backcopy: the seed decides the language, and split and seed it
   CHECK_REFUSED(open_data({.data = "bigram-backcopy", .vocab = 5}), "--vocab=5", "8 to 4096");
 }
 
-TEST_CASE("bigram-backcopy: the text's own bigrams, its commonest bytes as triggers", "[dataloader]") {
-  const Folder folder;
+TEST_CASE_METHOD(Folder, "bigram-backcopy: the text's own bigrams, its commonest bytes as triggers", "[dataloader]") {
   // Bytes a b c d e x have ids 0 to 5; x, e, d are the commonest. The last 'x' is followed by the first byte.
-  const std::string text = "axbxcxdxexeded", file = folder.write("t", text);
+  const std::string text = "axbxcxdxexeded", file = write("t", text);
   const BigramWeights bigrams = text_bigrams(text);
   REQUIRE(bigrams.n == 6);
   CHECK(bigrams.w[0 * 6 + 5] == 1);  // a x
@@ -499,8 +486,8 @@ TEST_CASE("bigram-backcopy: the text's own bigrams, its commonest bytes as trigg
   for (const int32_t x : {3, 4, 5}) CHECK(source.is_trigger(x));
   const std::vector<int32_t> x = sequence_of(source, 0, 20);
   for (size_t t = 2; t <= 20; ++t) CHECK(x[t] == (t % 2 ? x[1] : 5));  // a, b and c are always followed by x
-  CHECK_REFUSED(text_of("bigram-backcopy:" + folder.write("s", "aabb")), "2 tokens", "3 triggers");
-  CHECK_REFUSED(text_of("bigram-backcopy:" + (folder / "absent")), "absent", "No such file");
+  CHECK_REFUSED(text_of("bigram-backcopy:" + write("s", "aabb")), "2 tokens", "3 triggers");
+  CHECK_REFUSED(text_of("bigram-backcopy:" + (*this / "absent")), "absent", "No such file");
   CHECK_REFUSED(open_data({.data = "bigram-backcopy:" + file, .vocab = 6}), "--vocab=6", "7");
 }
 
@@ -534,10 +521,9 @@ TEST_CASE("bigram-backcopy: the entropy floor is the mean surprise of what is ge
 
 // ---- bigram entropy
 
-TEST_CASE("bigram entropy: known values, whatever the vocabulary", "[dataloader]") {
-  const Folder folder;
+TEST_CASE_METHOD(Folder, "bigram entropy: known values, whatever the vocabulary", "[dataloader]") {
   const auto entropy = [&](const std::string& text, size_t vocab, size_t T = 1) {
-    return bigram_entropy(TextCorpus({folder.write("e", text)}, vocab), T);
+    return bigram_entropy(TextCorpus({write("e", text)}, vocab), T);
   };
   for (const size_t vocab : {256, 5000}) {
     CHECK(entropy("abababab", vocab) == 0);
@@ -550,7 +536,7 @@ TEST_CASE("bigram entropy: known values, whatever the vocabulary", "[dataloader]
   for (size_t i = 0; i < 5000; ++i) text += char('a' + random_below(1, stream_of(Purpose::sample, 0), i, 20));
   CHECK(entropy(text, 256, 7) == entropy(text, 5000, 7));
   CHECK(std::abs(entropy(text, 256) - std::log(20.0)) < 0.1);
-  const TextCorpus corpus({folder.write("f", text + std::string(5000, 'a'))}, 0);
+  const TextCorpus corpus({write("f", text + std::string(5000, 'a'))}, 0);
   CHECK(bigram_entropy(corpus, 10, 5000) > bigram_entropy(corpus, 10) + 0.5);  // the limit counts the front only
   CHECK_REFUSED(bigram_entropy(corpus, 10000), "10001 tokens", "10000 bytes");
 }
