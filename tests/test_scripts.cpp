@@ -7,12 +7,11 @@
 
 using namespace gated;
 
-TEST_CASE("scripts: the lint refuses PTX that the CPU does not follow bit for bit", "[scripts]") {
-  const Folder f;
+TEST_CASE_METHOD(Folder, "scripts: the lint refuses PTX that the CPU does not follow bit for bit", "[scripts]") {
   const std::string rounded = contents("tests/fixtures/rounded.ptx");
   const auto lint = [&](const std::string& ptx) {
-    f.write("a.ptx", ptx);
-    return f.run("{repo}/scripts/ptx_lint.sh a.ptx");
+    write("a.ptx", ptx);
+    return run("{repo}/scripts/ptx_lint.sh a.ptx");
   };
   ended(lint(rounded));
   for (const std::string& bad : fixture_lines("unfollowed_ptx.txt"))
@@ -26,8 +25,8 @@ TEST_CASE("scripts: the lint refuses PTX that the CPU does not follow bit for bi
                 "%f75") == 2);
 
   REQUIRE(contains(lint("\tmov.u32 \t%r1, %tid.x;\n").text, "no floating-point operation in it"));
-  REQUIRE(f.run("{repo}/scripts/ptx_lint.sh").exit_code == 2);
-  REQUIRE(ended(f.run("{repo}/scripts/ptx_lint.sh missing.ptx"), 1).text ==
+  REQUIRE(run("{repo}/scripts/ptx_lint.sh").exit_code == 2);
+  REQUIRE(ended(run("{repo}/scripts/ptx_lint.sh missing.ptx"), 1).text ==
           "FAIL  ptx_lint missing.ptx: cannot be read\n");
 }
 
@@ -48,34 +47,31 @@ TEST_CASE("scripts: no kernel asks for fmaxf or fminf", "[scripts]") {
 namespace {
 
 // What ptxas -v says of one kernel.
-std::string ptxas_says(const char* kernel, const char* gpu, int registers, int shared, int spills) {
+std::string ptxas_says(const char* kernel, int registers, int shared, int spills) {
   return format(
-      "ptxas info    : Compiling entry function '%s' for '%s'\nptxas info    : Function properties for %s\n"
+      "ptxas info    : Compiling entry function '%s' for 'sm_80'\nptxas info    : Function properties for %s\n"
       "    %d bytes stack frame, %d bytes spill stores, %d bytes spill loads\n"
       "ptxas info    : Used %d registers, used 1 barriers, %s400 bytes cmem[0]\nptxas info    : Compile time = 1.0 "
       "ms\n",
-      kernel, gpu, kernel, spills, spills, spills, registers, shared ? format("%d bytes smem, ", shared).c_str() : "");
+      kernel, kernel, spills, spills, spills, registers, shared ? format("%d bytes smem, ", shared).c_str() : "");
 }
-constexpr const char *plain_kernel = "_ZN10gated_nvcc12adamw_kernelEPfm",
-                     *tile_kernel = "_ZN10gated_nvcc11tile_kernelILb1ELi64EEEvPfm";
 
 }  // namespace
 
-TEST_CASE("scripts: what kernels take of a GPU is held to the table", "[scripts]") {
-  const Folder f;
+TEST_CASE_METHOD(Folder, "scripts: what kernels take of a GPU is held to the table", "[scripts]") {
   std::string compiler = "Cuda compilation tools, release 13.0, V13.0.88\n.target sm_80\n";
   const auto check = [&](const std::string& log, const std::string& option = "") {
-    f.write("k.ptxas", compiler + "kernels.cu(3): warning: a line of nvcc's own\n" + log);
-    return f.run("KERNEL_RESOURCES=table.txt {repo}/scripts/kernel_resources.sh " + option + " k.ptxas");
+    write("k.ptxas", compiler + "kernels.cu(3): warning: a line of nvcc's own\n" + log);
+    return run("KERNEL_RESOURCES=table.txt {repo}/scripts/kernel_resources.sh " + option + " k.ptxas");
   };
   const auto log = [](int plain_registers, int plain_spills, int tile_registers, int tile_shared, int tile_spills) {
-    return ptxas_says(plain_kernel, "sm_80", plain_registers, 0, plain_spills) +
-           ptxas_says(tile_kernel, "sm_80", tile_registers, tile_shared, tile_spills);
+    return ptxas_says("_ZN10gated_nvcc12adamw_kernelEPfm", plain_registers, 0, plain_spills) +
+           ptxas_says("_ZN10gated_nvcc11tile_kernelILb1ELi64EEEvPfm", tile_registers, tile_shared, tile_spills);
   };
   REQUIRE(check(log(40, 0, 90, 8448, 16), "--update").exit_code == 0);
   // The kernel that takes little is not in it; 90 registers leave as many warps as 96.
-  REQUIRE(contains(f.read("table.txt"), "\ntile_kernel<true,64> sm_80 96 8448 16 16\n"));
-  REQUIRE(!contains(f.read("table.txt"), "adamw"));
+  REQUIRE(contains(read("table.txt"), "\ntile_kernel<true,64> sm_80 96 8448 16 16\n"));
+  REQUIRE(!contains(read("table.txt"), "adamw"));
 
   REQUIRE(check(log(40, 0, 90, 8448, 16)).text == "ok    kernel_resources: 2 kernels\n");
   REQUIRE(check(log(64, 0, 96, 8448, 0)).exit_code == 0);
@@ -96,11 +92,10 @@ TEST_CASE("scripts: what kernels take of a GPU is held to the table", "[scripts]
   REQUIRE(contains(check("").text, "no kernel in it"));
 }
 
-TEST_CASE("scripts: setup says which options it has, and what --into cannot bring", "[scripts]") {
-  const Folder f;
+TEST_CASE_METHOD(Folder, "scripts: setup says which options it has, and what --into cannot bring", "[scripts]") {
   const char* const of_python = "setup: --into is for libraries; what Python needs comes with: python3 -m pip";
   for (const char* option : {"--into", "--into=", "--all"})
-    REQUIRE(ended(f.run(format("{repo}/scripts/setup.sh %s", option)), 1).text ==
+    REQUIRE(ended(run(format("{repo}/scripts/setup.sh %s", option)), 1).text ==
             format("setup: unknown option %s; expected --tests, --bench, --plots, --book, --ranks, --into=DIR or "
                    "--from=PACKAGES\n",
                    option));
@@ -109,29 +104,28 @@ TEST_CASE("scripts: setup says which options it has, and what --into cannot brin
                                       {"--ranks --into=deps", "setup: --into brings no MPI"},
                                       {"--from=packages", "setup: --from says what --into=DIR unpacks"},
                                       {"--from=packages --into=deps", "setup: --from=packages: no packages there\n"}}) {
-    REQUIRE(ended(f.run(format("{repo}/scripts/setup.sh %s", options)), 1).text.starts_with(said));
-    REQUIRE(!fs::exists(f.path / "deps"));
+    REQUIRE(ended(run(format("{repo}/scripts/setup.sh %s", options)), 1).text.starts_with(said));
+    REQUIRE(!fs::exists(path / "deps"));
   }
 }
 
-TEST_CASE("scripts: setup --into keeps the packages, and --from unpacks them without a network", "[scripts]") {
-  const Folder f;
+TEST_CASE_METHOD(Folder, "scripts: setup --into keeps the packages, and --from unpacks them offline", "[scripts]") {
   NEEDS("dpkg-deb --version", "dpkg-deb", "setup --into");
-  f.write("made/DEBIAN/control",
-          "Package: libxxhash-dev\nVersion: 1\nArchitecture: all\nMaintainer: a\nDescription: a\n");
-  f.write("made/usr/include/xxhash.h", "a header");
-  REQUIRE(f.run("dpkg-deb -b made xxhash.deb").exit_code == 0);
-  f.program("bin/apt-cache", "echo libxxhash-dev\necho '  Depends: libc6'");
-  f.program("bin/apt-get", "[ \"$*\" = 'download -q libxxhash-dev' ] && cp " + f / "xxhash.deb" + " .");
-  REQUIRE(contains(f.done("PATH=" + f / "bin" + ":$PATH {repo}/scripts/setup.sh --into=deps"),
-                   "setup: 1 packages are unpacked; build with: make DEPS=" + f / "deps\n"));
-  REQUIRE(f.read("deps/usr/include/xxhash.h") == "a header");
+  write("made/DEBIAN/control",
+        "Package: libxxhash-dev\nVersion: 1\nArchitecture: all\nMaintainer: a\nDescription: a\n");
+  write("made/usr/include/xxhash.h", "a header");
+  REQUIRE(run("dpkg-deb -b made xxhash.deb").exit_code == 0);
+  program("bin/apt-cache", "echo libxxhash-dev\necho '  Depends: libc6'");
+  program("bin/apt-get", "[ \"$*\" = 'download -q libxxhash-dev' ] && cp " + *this / "xxhash.deb" + " .");
+  REQUIRE(contains(done("PATH=$PWD/bin:$PATH {repo}/scripts/setup.sh --into=deps"),
+                   "setup: 1 packages are unpacked; build with: make DEPS=" + *this / "deps\n"));
+  REQUIRE(read("deps/usr/include/xxhash.h") == "a header");
 
-  f.program("bin/apt-get", "exit 1");
-  fs::rename(f.path / "deps/packages", f.path / "sent");
-  const Said sent = ended(f.run("PATH=" + f / "bin" + ":$PATH {repo}/scripts/setup.sh --from=sent --into=a/there"));
-  REQUIRE(f.read("a/there/usr/include/xxhash.h") == "a header");
-  REQUIRE(fs::exists(f.path / "sent/xxhash.deb"));
+  program("bin/apt-get", "exit 1");
+  fs::rename(path / "deps/packages", path / "sent");
+  const Said sent = ended(run("PATH=$PWD/bin:$PATH {repo}/scripts/setup.sh --from=sent --into=a/there"));
+  REQUIRE(read("a/there/usr/include/xxhash.h") == "a header");
+  REQUIRE(fs::exists(path / "sent/xxhash.deb"));
 }
 
 // (From any folder it is found: tests/test_sweep.cpp.)
@@ -153,19 +147,18 @@ TEST_CASE("scripts: an output that is full is said in a line, one that nobody re
   }
 }
 
-TEST_CASE("scripts: CUDA is found in CUDA_HOME, then on the path", "[scripts]") {
-  const Folder f;
-  f.program("here/bin/nvcc", "");
-  f.program("here/compute-sanitizer/compute-sanitizer", "");
-  f.program("path/nvcc", "");
-  const std::string here = f.path / "here", path = f.path / "path";
+TEST_CASE_METHOD(Folder, "scripts: CUDA is found in CUDA_HOME, then on the path", "[scripts]") {
+  program("here/bin/nvcc", "");
+  program("here/compute-sanitizer/compute-sanitizer", "");
+  program("path/nvcc", "");
+  const std::string here = *this / "here", there = *this / "path";
   const auto find = [&](const std::string& environment, const std::string& what) {
-    return f.run("PATH=" + path + ":$PATH " + environment + " {repo}/scripts/find_cuda.sh " + what).text;
+    return run("PATH=" + there + ":$PATH " + environment + " {repo}/scripts/find_cuda.sh " + what).text;
   };
   REQUIRE(find("CUDA_HOME=" + here, "nvcc") == here + "/bin/nvcc\n");
   REQUIRE(find("CUDA_HOME=" + here, "compute-sanitizer") == here + "/compute-sanitizer/compute-sanitizer\n");
-  REQUIRE(find("CUDA_HOME=/nowhere", "nvcc") == path + "/nvcc\n");
-  REQUIRE(find("CUDA_HOME=", "nvcc") == path + "/nvcc\n");
+  REQUIRE(find("CUDA_HOME=/nowhere", "nvcc") == there + "/nvcc\n");
+  REQUIRE(find("CUDA_HOME=", "nvcc") == there + "/nvcc\n");
   REQUIRE(find("CUDA_HOME=", "a-program-of-nobody") == "");
 }
 
@@ -251,14 +244,13 @@ std::string passed(size_t n, size_t failed) {
 
 }  // namespace
 
-TEST_CASE("scripts: faults planted in the stand-in for a GPU have their places, or are named", "[scripts]") {
-  const Folder f;
+TEST_CASE_METHOD(Folder, "scripts: faults of the stand-in for a GPU have their places, or are named", "[scripts]") {
   if (!answers("python3 --version")) return;
-  f.run("cp -r {repo}/ptx .");
+  run("cp -r {repo}/ptx .");
   const std::string check = "{repo}/scripts/plant_ptx_faults.py --check --tree=.";
-  REQUIRE(contains(f.done(check), "19 of 19 faults have their place\n"));
-  f.run("sed -i 's/return a > b ||/return b < a ||/' ptx/thread.h");
-  REQUIRE(says(ended(f.run(check), 1).text,
+  REQUIRE(contains(done(check), "19 of 19 faults have their place\n"));
+  run("sed -i 's/return a > b ||/return b < a ||/' ptx/thread.h");
+  REQUIRE(says(ended(run(check), 1).text,
                {"the smaller of two numbers: NO PLACE: ptx/thread.h holds return a > b || 0 times, expected 1",
                 "18 of 19 faults have their place\n"}));
 }
@@ -608,8 +600,7 @@ std::string make_variable(const Folder& f, const std::string& name, const std::s
 
 }  // namespace
 
-TEST_CASE("scripts: make compiles for this machine's GPU, if it is one that the kernels run on", "[scripts]") {
-  const Folder f;
+TEST_CASE_METHOD(Folder, "scripts: make compiles for this machine's GPU, if the kernels run on it", "[scripts]") {
   for (const auto& [smi, arch] : {std::pair("echo 9.0", "90"),
                                   {"echo 8.6; echo 7.5", "86"},
                                   {"echo 12.0", "120"},
@@ -619,35 +610,34 @@ TEST_CASE("scripts: make compiles for this machine's GPU, if it is one that the 
                                   {"echo 'the driver is asleep'; exit 9", "80 90"},
                                   {"echo '[N/A]'", "80 90"}}) {
     INFO(smi);
-    REQUIRE(make_variable(f, "CUDA_ARCH", smi) == std::string(arch) + "\n");
+    REQUIRE(make_variable(*this, "CUDA_ARCH", smi) == std::string(arch) + "\n");
   }
 }
 
-TEST_CASE("scripts: gpu_program names what the two devices print, log and write apart", "[scripts]") {
-  const Folder f;
+TEST_CASE_METHOD(Folder, "scripts: gpu_program names what the two devices print, log and write apart", "[scripts]") {
   if (!answers("python3 --version")) return;
-  const auto program = [&](const std::string& on_cuda, const std::string& name) {
-    f.program("train", "mkdir -p run; seconds=1; case $* in *--device=cuda) seconds=2;\n" + on_cuda +
-                           ";; esac\n"
-                           "echo 1 >run/step_00000006.safetensors; echo ${weights:-1} >run/weights\n"
-                           "echo '{\"step\": 1, \"loss\": '${loss:-1}', \"seconds\": '$seconds'}' >run/log.jsonl\n"
-                           "printf 'flags  %s\\ndata   1\\nloss %s  %s tok/s  5%% peak  0:0%s\\n' \"$*\" ${loss:-1} "
-                           "$seconds $seconds\n"
-                           "[ -z \"$error\" ] || { printf \"$error\" >&2; exit ${code:-1}; }");
-    return f.run("{repo}/scripts/gpu_program.py ./train '" + name + "' hopper");
+  const auto compare = [&](const std::string& on_cuda, const std::string& name) {
+    program("train", "mkdir -p run; seconds=1; case $* in *--device=cuda) seconds=2;\n" + on_cuda +
+                         ";; esac\n"
+                         "echo 1 >run/step_00000006.safetensors; echo ${weights:-1} >run/weights\n"
+                         "echo '{\"step\": 1, \"loss\": '${loss:-1}', \"seconds\": '$seconds'}' >run/log.jsonl\n"
+                         "printf 'flags  %s\\ndata   1\\nloss %s  %s tok/s  5%% peak  0:0%s\\n' \"$*\" ${loss:-1} "
+                         "$seconds $seconds\n"
+                         "[ -z \"$error\" ] || { printf \"$error\" >&2; exit ${code:-1}; }");
+    return run("{repo}/scripts/gpu_program.py ./train '" + name + "' hopper");
   };
   const std::string search = "a search in what was read", tensor_cores = "other tensor cores";
-  REQUIRE(ended(program("", search)).text == "the same on both devices\n");
+  REQUIRE(ended(compare("", search)).text == "the same on both devices\n");
   const auto wrong = [&](const std::string& on_cuda, const std::string& name, const std::string& part) {
     INFO(on_cuda);
-    REQUIRE(says(ended(program(on_cuda, name), 1).text, {part}));
+    REQUIRE(says(ended(compare(on_cuda, name), 1).text, {part}));
   };
   wrong("weights=2", search, "run/weights differs\n");
   wrong("touch run/more", search, "run/more is written on one device alone\n");
   wrong("loss=2", search, "\n-loss 1\n+loss 2\n");
   wrong("loss=2", search, "run/log.jsonl differs\n");
   wrong("error='error: no\n'", search, "--device=cuda: exit 1: error: no\n");
-  REQUIRE(ended(program("error='ptx: why\nerror: --mma=ampere: this GPU is hopper\n'", tensor_cores)).text ==
+  REQUIRE(ended(compare("error='ptx: why\nerror: --mma=ampere: this GPU is hopper\n'", tensor_cores)).text ==
           "refused in one line\n");
   wrong("", tensor_cores, "exit 0, expected 1 and one line with --mma=ampere: .*hopper:\n");
   wrong("code=2 error='error: --mma=ampere: this GPU is hopper\n'", tensor_cores, "exit 2, expected 1");
@@ -655,10 +645,9 @@ TEST_CASE("scripts: gpu_program names what the two devices print, log and write 
   wrong("error='error: CUDA error 700\n'", tensor_cores, "exit 1, expected 1 and one line");
 }
 
-TEST_CASE("scripts: a kernel is shown as nvcc makes it, below the lines of its source", "[scripts]") {
-  const Folder f;
+TEST_CASE_METHOD(Folder, "scripts: a kernel is shown as nvcc makes it, below the lines of its source", "[scripts]") {
   if (!answers("python3 --version")) return;
-  f.write("src/k.cu", "// first\n  y[i] = x[i];\n  return 3;\n");
+  write("src/k.cu", "// first\n  y[i] = x[i];\n  return 3;\n");
   std::string ptx = ".version 9.0\n.target sm_80\n.address_size 64\n\n.file 1 \"/far/away/./src/k.cu\"\n";
   for (const char* name : {"_ZN10gated_nvcc1kEPf", "_ZN10gated_nvcc1kEPi"})
     ptx += format(
@@ -667,30 +656,29 @@ TEST_CASE("scripts: a kernel is shown as nvcc makes it, below the lines of its s
         "\t.loc 1 3 1, function_name $L__info_string0, inlined_at 1 2 5\n\t@%%p1 bra "
         "\t$L__BB0_1;\n\n$L__BB0_1:\n\tret;\n\n}\n\n",
         name, name, name);
-  f.write("k.ptx", ptx);
+  write("k.ptx", ptx);
   REQUIRE(
-      f.run("{repo}/ptx/show.py 'k(f' k.ptx").text ==
+      run("{repo}/ptx/show.py 'k(f' k.ptx").text ==
       "k(float*)\n    .reg .pred %p0 to %p2\n    .reg .b64 %rd0 to %rd1\n\nsrc/k.cu:2    y[i] = x[i];\n"
       "    ld.param.u64 %rd1, [param_0];\n\nsrc/k.cu:3 in src/k.cu:2    return 3;\n    @%p1 bra L__BB0_1;\nL__BB0_1:\n"
       "    ret;\n");
-  REQUIRE(contains(f.run("{repo}/ptx/show.py k k.ptx").text, "\nalso: k(int*)\n"));
-  REQUIRE(ended(f.run("{repo}/ptx/show.py '' k.ptx"), 1).text ==
+  REQUIRE(contains(run("{repo}/ptx/show.py k k.ptx").text, "\nalso: k(int*)\n"));
+  REQUIRE(ended(run("{repo}/ptx/show.py '' k.ptx"), 1).text ==
           "no kernel's name holds '': expected a part of one, as KERNEL=rmsnorm_forward_kernel\n");
 }
 
-TEST_CASE("scripts: without nvcc make test says what it does not run", "[scripts]") {
-  const Folder f;
+TEST_CASE_METHOD(Folder, "scripts: without nvcc make test says what it does not run", "[scripts]") {
   for (const bool there : {false, true}) {
-    const std::string text = f.run(std::string("make -C {repo} -n test NVCC=") + (there ? "/usr/bin/true" : "")).text;
+    const std::string text = run(std::string("make -C {repo} -n test NVCC=") + (there ? "/usr/bin/true" : "")).text;
     REQUIRE(contains(text, "scripts/run_tests.sh "));
     REQUIRE(contains(text, "nvcc was not found") == !there);
   }
 }
 
-TEST_CASE("scripts: gpu-check has every test that runs kernels, and in each cases that compute-sanitizer is to watch",
-          "[scripts]") {
-  const Folder f;
-  const std::string names = " " + replaced(make_variable(f, "GPU_TESTS", "exit 9"), "\\s+", " ");
+TEST_CASE_METHOD(
+    Folder, "scripts: gpu-check has every test that runs kernels, and in each cases that compute-sanitizer is to watch",
+    "[scripts]") {
+  const std::string names = " " + replaced(make_variable(*this, "GPU_TESTS", "exit 9"), "\\s+", " ");
   for (const std::string& name : words_of(names)) {
     INFO(name);
     REQUIRE(contains(contents("tests/" + name + ".cpp"), "[bitwise]\")"));
@@ -699,21 +687,20 @@ TEST_CASE("scripts: gpu-check has every test that runs kernels, and in each case
                        " test_recompute ", " test_cached_model ", " test_quantized_model ", " test_generate "}));
 }
 
-TEST_CASE("scripts: what a machine with a GPU is handed is whole, and runs where it is unpacked", "[scripts]") {
+TEST_CASE_METHOD(Folder, "scripts: what a GPU's machine gets is whole, and runs where it is unpacked", "[scripts]") {
   NEEDS("command -v tar strip", "tar or strip", "scripts/gpu_pack.sh");
-  const Folder f;
-  f.done("cp /bin/true train; cp /bin/true bench; cp /bin/true test_a; cp /bin/true test_b");
-  const std::string said = f.done(
+  done("cp /bin/true train; cp /bin/true bench; cp /bin/true test_a; cp /bin/true test_b");
+  const std::string said = done(
       "{repo}/scripts/gpu_pack.sh $PWD/gpu.tar.gz $PWD/train $PWD/bench $PWD/test_a $PWD/test_b --cublas $PWD/test_b");
   REQUIRE(contains(said, "gpu.tar.gz: "));
-  f.done(
+  done(
       "mkdir away && cd away && tar xzf ../gpu.tar.gz && ls gpu/train gpu/programs/test_b gpu/scripts/gpu_check.py && "
       "ls gpu/tests/fixtures/small_models.txt");
   // The check begins with the GPU; the programs that it is given lie beside it.
-  f.program("bin/nvidia-smi", "echo no devices; exit 9");
-  const Said check = ended(f.run("PATH=$PWD/bin:$PATH away/gpu/check out"), 1);
+  program("bin/nvidia-smi", "echo no devices; exit 9");
+  const Said check = ended(run("PATH=$PWD/bin:$PATH away/gpu/check out"), 1);
   REQUIRE(contains(check.text, "no GPU answers here: nvidia-smi: no devices"));
-  REQUIRE(contains(f.read("away/gpu/check"), "export COMMIT="));
-  REQUIRE(contains(f.read("away/gpu/check"),
-                   "\"$out/gpu_check.json\"  programs/bench programs/test_a programs/test_b --cublas programs/test_b"));
+  REQUIRE(says(read("away/gpu/check"),
+               {"export COMMIT=",
+                "\"$out/gpu_check.json\"  programs/bench programs/test_a programs/test_b --cublas programs/test_b"}));
 }
