@@ -153,7 +153,7 @@ FOREIGN_TESTS := test_from_matrix test_hf_config test_tokenizer test_ranks
 VECTOR_TESTS := test_math test_mma test_matmul test_matmul_bf16 test_grouped_matmul test_attention test_attention_bf16 test_gated_delta test_gated_delta_chunk test_gated_delta_bf16 test_golden
 # What `make gradcheck` knows, and what runs kernels where there is a GPU: tests of operations first.
 GRADCHECKED := $(patsubst test_%,%,$(call tests_with,\[gradcheck\]))
-RUN_KERNELS := $(call tests_with,$(CASES)|kernel_device)
+RUN_KERNELS := $(call tests_with,$(CASES)|kernel_device|on_both_devices)
 GPU_TESTS := $(filter-out $(WHOLE_TESTS),$(RUN_KERNELS)) $(filter $(WHOLE_TESTS),$(RUN_KERNELS))
 CUBLAS_TESTS := $(filter $(call tests_with,\[cublas\]),$(GPU_TESTS))
 

@@ -2,13 +2,10 @@
 // in double, on the CPU and on kernels; and which ending is chosen. The program and scripts/tokenize.py, as a user runs
 // them.
 #include <cmath>
-#include <cstring>
-#include <fstream>
-#include <nlohmann/json.hpp>
 
 #include "core/philox.cuh"
 #include "dataloader/tokenizer.h"
-#include "tests/catch.h"
+#include "tests/fixtures.h"
 #include "tests/refusal.h"
 #include "tests/script.h"
 #include "tests/small_models.h"
@@ -77,13 +74,8 @@ std::vector<ChoiceQuestion> random_questions(size_t count, size_t vocab, size_t 
 
 TEST_CASE("choices: questions come through, of 16 and of 32 bits", "[choices]") {
   for (const size_t width : {2, 4}) {
-    const std::vector<ChoiceQuestion> read = parse(file_of(numbers_of(two, width), 2, width));
-    REQUIRE(read.size() == 2);
-    for (size_t q = 0; q < 2; q++) {
-      REQUIRE(read[q].context == two[q].context);
-      REQUIRE(read[q].endings == two[q].endings);
-      REQUIRE(read[q].right == two[q].right);
-    }
+    const std::vector<uint32_t> numbers = numbers_of(two, width);
+    REQUIRE(numbers_of(parse(file_of(numbers, 2, width)), width) == numbers);
   }
   const std::vector<ChoiceQuestion> wide = {{{70000}, {{1}, {151935}}, 1}};
   REQUIRE(parse(file_of(numbers_of(wide, 4), 1, 4), 151936)[0].endings == wide[0].endings);
@@ -134,16 +126,15 @@ TEST_CASE("choices: an ending's loss is the sum of its tokens' -log softmax, wha
     const ModelConfig config = small_model(flags);
     const std::vector<ChoiceQuestion> questions = random_questions(7, config.vocab, 11);
     std::vector<std::vector<double>> first;
-    for (const Device device : {Device::cpu, kernel_device}) {
-      Context ctx(device);
+    on_both_devices([&](Context& ctx) {
       for (const size_t B : {5, 1}) {
         Model model(config, B, config.context, 11, ctx);
-        const EndingLosses losses = ending_losses(questions, model, B, config.context, device);
+        const EndingLosses losses = ending_losses(questions, model, B, config.context, ctx.device);
         if (first.empty()) first = losses.sums;
         REQUIRE(losses.sums == first);  // every bit
         REQUIRE(losses.shortened > 0);
       }
-    }
+    });
     // The logits after each token of context and ending, one after another.
     Context ctx(Device::cpu);
     Model model(config, 1, config.context, 11, ctx);
@@ -186,48 +177,44 @@ TEST_CASE("choices: the smallest mean and the smallest sum are chosen, and the r
                       "--choices: question 0 has an ending of 10 tokens, but --context=9");
 }
 
-TEST_CASE("choices: --evaluate --choices asks a run, and what it cannot ask is said in a line", "[choices]") {
-  const Folder f;
-  const std::string run = "{repo}/train " + small_run_flags + "--data=bigram-backcopy --context=16 --val-batches=2 ";
-  f.done(run + "--steps=3 --warmup=1 --sample-tokens=0 --out=run");
+TEST_CASE_METHOD(Folder, "choices: --choices asks a run, and what it cannot ask is said in a line", "[choices]") {
+  const std::string train = "{repo}/train " + small_run_flags + "--data=bigram-backcopy --context=16 --val-batches=2 ";
+  done(train + "--steps=3 --warmup=1 --sample-tokens=0 --out=run");
   const std::vector<ChoiceQuestion> questions = random_questions(40, 64, 20);
-  f.write("q.bin", file_of(numbers_of(questions, 2), 40));
-  const std::string evaluate = run + "--evaluate --out=run --choices=";
-  const auto choices_said = [&](const std::string& command) {
-    return between(f.done(command), "\nchoices    ", "%\n");
-  };
+  write("q.bin", file_of(numbers_of(questions, 2), 40));
+  const std::string evaluate = train + "--evaluate --out=run --choices=";
+  const auto choices_said = [&](const std::string& command) { return between(done(command), "\nchoices    ", "%\n"); };
   const std::string said = choices_said(evaluate + "q.bin");
   REQUIRE(contains(said, "of 40 questions right"));
   REQUIRE(choices_said(evaluate + "q.bin --batch=3 --device=emulated") == said);
   REQUIRE(choices_said("{repo}/train --evaluate --from=run --val-batches=1 --choices=q.bin") == said);
-  REQUIRE(count(f.done(evaluate + "q.bin --quantize=nvfp4-w4a4"), "\nchoices    ") == 2);
+  REQUIRE(count(done(evaluate + "q.bin --quantize=nvfp4-w4a4"), "\nchoices    ") == 2);
 
-  require_refused(f.run(evaluate + "absent.bin"), "absent.bin: cannot open: No such file");
-  f.write("high.bin", file_of(numbers_of({{{1}, {{2}, {64}}, 0}}, 2), 1));
-  require_refused(f.run(evaluate + "high.bin"), "high.bin: question 0 has the token 64, but the model has 64");
-  require_refused(f.run(run + "--choices=q.bin"), "--choices needs --evaluate");
+  require_refused(run(evaluate + "absent.bin"), "absent.bin: cannot open: No such file");
+  write("high.bin", file_of(numbers_of({{{1}, {{2}, {64}}, 0}}, 2), 1));
+  require_refused(run(evaluate + "high.bin"), "high.bin: question 0 has the token 64, but the model has 64");
+  require_refused(run(train + "--choices=q.bin"), "--choices needs --evaluate");
 }
 
 // (What it refuses: tests/test_tokenize_script.cpp.)
-TEST_CASE("choices: scripts/tokenize.py writes the questions of a file", "[choices]") {
+TEST_CASE_METHOD(Folder, "choices: scripts/tokenize.py writes the questions of a file", "[choices]") {
   NEEDS("python3 -c 'import tokenizers'", "python3 with tokenizers (python3 -m pip install tokenizers)",
         "scripts/tokenize.py")
-  const Folder f;
-  const auto fixtures = nlohmann::json::parse(std::ifstream("tests/fixtures/tokenizers.json"));
-  f.write("q.json", R"([{"context": "The model reads", "endings": ["the text.", "Größe", "it"], "label": 1},
+  const auto fixtures = read_fixtures("tokenizers.json");
+  write("q.json", R"([{"context": "The model reads", "endings": ["the text.", "Größe", "it"], "label": 1},
                         {"context": "a", "endings": ["b c", "d"], "label": "0"}])");
-  f.write("q.jsonl", R"({"ind": 4, "ctx": "The model reads", "endings": ["the text.", "Größe", "it"], "label": 1}
+  write("q.jsonl", R"({"ind": 4, "ctx": "The model reads", "endings": ["the text.", "Größe", "it"], "label": 1}
 
 {"ctx": "a", "endings": ["b c", "d"], "label": 0}
 )");
   for (const char* kind : {"gpt2", "llama3", "gemma"}) {
-    f.write("tokenizer.json", fixtures[kind]["tokenizer"].dump());
-    const Tokenizer t = read_tokenizer(f.path.string());
+    write("tokenizer.json", fixtures[kind]["tokenizer"].dump());
+    const Tokenizer t = read_tokenizer(path.string());
     for (const char* from : {"q.json", "q.jsonl"}) {
-      fs::remove(f / "q.bin");
-      REQUIRE(f.done(format("{repo}/scripts/tokenize.py --choices=%s --tokenizer=. --out=q.bin", from)) ==
+      fs::remove(path / "q.bin");
+      REQUIRE(done(format("{repo}/scripts/tokenize.py --choices=%s --tokenizer=. --out=q.bin", from)) ==
               "2 questions, 16 bits a token\n");
-      const std::vector<ChoiceQuestion> q = parse(f.read("q.bin"), t.vocab());
+      const std::vector<ChoiceQuestion> q = parse(read("q.bin"), t.vocab());
       REQUIRE(q.size() == 2);
       REQUIRE((q[0].right == 1 && q[1].right == 0));
       REQUIRE(q[0].context == t.encode_prompt("The model reads"));

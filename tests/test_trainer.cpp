@@ -43,8 +43,7 @@ TEST_CASE("trainer: micro-batches add up in a slice, slices eight to a group, gr
     Config config = small_run(small_model("--layers=1 --experts=3 --balance-loss=0.5"), 20, M);
     config.slices = G, config.clip = 1e30f, config.adamw.beta1 = 0;
     std::vector<float> expected;
-    for (Device device : {Device::cpu, kernel_device}) {
-      Context ctx(device);
+    on_both_devices([&, M = M, G = G](Context& ctx) {
       Run run(config, ctx), alone(config, ctx);
       run.steps(1);
       Model& model = alone.trainer.model;
@@ -63,10 +62,7 @@ TEST_CASE("trainer: micro-batches add up in a slice, slices eight to a group, gr
         ctx.synchronize();
         add(group, model.weights.grads.download());
         if (s % 8 != 7 && s + 1 < G) continue;
-        if (total.empty())
-          total = group;
-        else
-          add(total, group);
+        add(total, group);
         group.clear();
       }
       const std::vector<float> m = run.trainer.optimizer.states[0].values.download();
@@ -78,7 +74,7 @@ TEST_CASE("trainer: micro-batches add up in a slice, slices eight to a group, gr
       REQUIRE_BITWISE(summed, of_parameters);
       if (expected.empty()) expected = summed;
       REQUIRE_BITWISE(expected, summed);
-    }
+    });
   }
 }
 
@@ -90,13 +86,12 @@ TEST_CASE("trainer: a step allocates nothing, and takes the scratch that was pla
         "--attn-sink=learned --sdpa-out=groupnorm", "--head-experts=3 --head-experts-per-token=2 --head-experts-of=kv",
         "--experts=6 --shared-experts=1 --router-bias --ffn=polynorm --ffn-bias=on",
         "--recompute=full --dropout=0.1 --layers=3"})
-    for (Device device : {Device::cpu, kernel_device}) {
-      INFO(flags << " on " << name_of(device));
+    on_both_devices([&](Context& ctx) {
+      INFO(flags);
       Config config = small_run(small_model(flags), 20, 2);
       config.model.context = 70;
-      Context ctx(device);
       Run run(config, ctx);
-      REQUIRE(ctx.scratch_bytes() == training_scratch(run.trainer.model, device));
+      REQUIRE(ctx.scratch_bytes() == training_scratch(run.trainer.model, ctx.device));
       run.steps(1);
       run.trainer.validate(1);
       const size_t before = allocations;
@@ -104,8 +99,8 @@ TEST_CASE("trainer: a step allocates nothing, and takes the scratch that was pla
       run.trainer.validate(1);
       REQUIRE(allocations == before);
       REQUIRE(ctx.most_scratch_used() <= ctx.scratch_bytes());
-      if (device != Device::cpu) REQUIRE(ctx.most_scratch_used() > 0);
-    }
+      if (ctx.device != Device::cpu) REQUIRE(ctx.most_scratch_used() > 0);
+    });
 }
 
 TEST_CASE("trainer: the gradient's norm by layer, before clipping, against AdamW's first moments", "[bitwise]") {
@@ -114,8 +109,7 @@ TEST_CASE("trainer: the gradient's norm by layer, before clipping, against AdamW
     Config config = small_run(small_model("--norm=gated --norm-rank=3 --attn=g1 --layers=11"), 20, micro_batches);
     config.clip = 0.01f;
     std::vector<float> expected;
-    for (Device device : {Device::cpu, kernel_device}) {
-      Context ctx(device);
+    on_both_devices([&](Context& ctx) {
       Run run(config, ctx);
       const float norm = run.steps(1)[1];
       const std::vector<float> norms = run.trainer.gradient_norm_by_layer();
@@ -132,7 +126,7 @@ TEST_CASE("trainer: the gradient's norm by layer, before clipping, against AdamW
             for (size_t i = 0; i < p.size; i++) squares += double(m[p.offset + i]) * double(m[p.offset + i]);
         REQUIRE(double(norms[layer]) == Approx(std::sqrt(squares) * unclipped).epsilon(1e-5));
       }
-    }
+    });
   }
 }
 
