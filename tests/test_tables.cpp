@@ -8,6 +8,13 @@
 using namespace gated;
 using Json = nlohmann::json;
 
+// A case of a script of Python that asserts what it expects of another one.
+#define PYTHON_CASE(name, looks_at, lines) \
+  TEST_CASE(name, "[tables]") {            \
+    WITH_PYTHON(f, looks_at);              \
+    f.python(lines);                       \
+  }
+
 // What a table's JSON holds.
 static Json table_of(const Folder& f, const std::string& name) {
   return Json::parse(f.read("results/" + name + ".seconds.json"));
@@ -158,9 +165,7 @@ TEST_CASE("tables: a long context is trained from the weights of a short one, an
     REQUIRE(double(row[column]["values"][0]) == std::stod(asked[i++][1]));
 }
 
-TEST_CASE("tables: gaps, their intervals over seeds, and signs", "[tables]") {
-  WITH_PYTHON(f, "scripts/tables.py");
-  f.python(R"py(
+PYTHON_CASE("tables: gaps, their intervals over seeds, and signs", "scripts/tables.py", R"py(
 import math
 from paper_tables import Column, Row, Table
 from tables import gap_text, judged, lines_of, read_at, signs_of, untrained
@@ -217,19 +222,17 @@ measured = [{"step": 1, "validation_loss": 3.0, "measured_tokens": 1, "peak": 5}
             {"step": 3, "validation_loss": 2.0, "measured_tokens": 1, "peak": 7}, {"step": 4, "validation_loss": 1.5, "measured_tokens": 1, "peak": 9}]
 assert read_at({"measured": measured}, 2.0)["peak"] == 7
 assert read_at({"measured": measured}, 1.0) == {"diverged": True}
-)py");
-}
+)py")
 
 // Perplexities, scores and losses as they stand in print.
-TEST_CASE("tables: the papers' figures stand beside the flags that they are of", "[tables]") {
-  WITH_PYTHON(f, "scripts/tables.py");
-  f.done("cp {repo}/tests/fixtures/paper_figures.json .");
-  f.python(R"py(
+PYTHON_CASE("tables: the papers' figures stand beside the flags that they are of", "scripts/tables.py", R"py(
 import json, math
+from common import ROOT
 from paper_tables import TABLES
 
 rows = {name: {row.number: row for row in table.rows} for name, table in TABLES.items()}
-figures = json.load(open("paper_figures.json"))  # rows' numbers, their flags, and what the paper prints of them
+# Rows' numbers, their flags, and what the paper prints of them.
+figures = json.load(open(f"{ROOT}/tests/fixtures/paper_figures.json"))
 for name, table in zip(("p1-1", "p1-4", "p2-1"), figures.values()):
     assert all(rows[name][number].flags == flags for number, flags, *_ in table), name
 for number, _, perplexity in figures["perplexity"]:
@@ -243,12 +246,10 @@ for number, _, peak, loss, gap, to in figures["peak, loss, gap, to"]:
     row = rows["p2-1"][number]
     assert (row.paper["peak"], row.paper["loss"], row.to) == (peak, loss, to), (number, row)
     assert gap is None or abs(loss - rows["p2-1"][to].paper["loss"] - gap) < 1e-9, (number, loss)
-)py");
-}
+)py")
 
-TEST_CASE("tables: DyT has its own start and rates at the scale of minutes, and the paper's elsewhere", "[tables]") {
-  WITH_PYTHON(f, "scripts/tables.py");
-  f.python(R"py(
+PYTHON_CASE("tables: DyT has its own start and rates at the scale of minutes, and the paper's elsewhere",
+            "scripts/tables.py", R"py(
 from paper_tables import SCALES
 from sweep import Text
 from tables import row_of, run_of, table_at
@@ -263,12 +264,10 @@ assert end_of("p2-1", "7", "minutes") == f"{ours} --lr=0.02 --min-lr=0.002"
 assert end_of("p3-5", "DyT", "minutes") == "--norm=dyt --init=fan-in --init-std=0.3 --dyt-alpha=1 --lr=0.01 --min-lr=0.001"
 assert end_of("p2-1", "7", "hours") == f"{paper} --lr=0.000581395 --min-lr=5.81395e-05"
 assert end_of("p2-1", "20", "minutes") == "--norm=gated --lr=0.01 --min-lr=0.001"
-)py");
-}
+)py")
 
-TEST_CASE("tables: the highest rate that trains, outlier dimensions where a state has none, spikes", "[tables]") {
-  WITH_PYTHON(f, "scripts/tables.py");
-  f.python(R"py(
+PYTHON_CASE("tables: the highest rate that trains, outlier dimensions where a state has none, spikes",
+            "scripts/tables.py", R"py(
 from paper_tables import SCALES, Stability, TABLES, at_layer, spikes
 from sweep import Text
 from tables import stability_runs, table_of_stability
@@ -309,8 +308,7 @@ assert [columns[c].value(peaks | peaks["measured"][-1]) for c in ("highest", "hi
 layers = {"gate_score_mean_by_layer": [0.1, 0.2, 0.3, 0.4]}
 assert [at_layer("gate_score_mean_by_layer", share, "", 3).value(layers) for share in (0, 1)] == [0.1, 0.4]
 assert at_layer("gate_score_mean_by_layer", 0, "", 3).value({}) is None
-)py");
-}
+)py")
 
 TEST_CASE("tables: the page of all tables counts the signs that each one has", "[tables]") {
   WITH_PYTHON(f, "scripts/tables.py");
@@ -333,17 +331,15 @@ TEST_CASE("tables: the page of all tables counts the signs that each one has", "
                       "\n| [S](stability.minutes.md) | minutes | 3 |  |  |  |  |  |  |  |\n"}));
 }
 
-TEST_CASE("tables: every page of results is what its JSON says, judged by today's rules", "[tables]") {
-  WITH_PYTHON(f, "scripts/tables.py");
-  f.run("ln -s {repo}/results results");
-  f.python(R"py(
+PYTHON_CASE("tables: every page of results is what its JSON says, judged by today's rules", "scripts/tables.py", R"py(
 import json, os
+from common import ROOT
 from paper_tables import SCALES, TABLES
 from tables import judged, lines_of, ranking_of
 
 seen = 0
 for name, table in TABLES.items():
-    for path in (f"results/{name}.{scale}" for scale in SCALES):
+    for path in (f"{ROOT}/results/{name}.{scale}" for scale in SCALES):
         if os.path.exists(path + ".json"):
             kept = json.load(open(path + ".json"))
             assert open(path + ".md").read().split("\n", 4)[4] == "\n".join(lines_of(table, kept)) + "\n", path
@@ -355,12 +351,9 @@ for name, table in TABLES.items():
             assert kept.get("controls", []) == controls and kept.get("ranking") == ranking_of(table, values).get("ranking"), path
             seen += 1
 assert seen >= 20, seen
-)py");
-}
+)py")
 
-TEST_CASE("tables: t, its quantiles, Holm's correction and tau are those of the books", "[tables]") {
-  WITH_PYTHON(f, "scripts/paired.py");
-  f.python(R"py(
+PYTHON_CASE("tables: t, its quantiles, Holm's correction and tau are those of the books", "scripts/paired.py", R"py(
 import math
 from paired import half_width, holm, p_value, rank_agreement, seeds_needed, t_quantile, two_sided_p
 
@@ -377,14 +370,11 @@ assert tau == 0.8 and abs(p - 5 / 120) < 0.01, (tau, p)  # of 120 orders 1 agree
 # Differences of standard deviation 1: (2.2010 + 0.8755) / sqrt(12) = 0.888, (2.2281 + 0.8791) / sqrt(11) = 0.937
 d = [-1, 0, 1]
 assert (seeds_needed(d, 0.9, 1), seeds_needed(d, 0.88, 1)) == (12, 13), (seeds_needed(d, 0.9, 1), seeds_needed(d, 0.88, 1))
-)py");
-}
+)py")
 
 // Tables of 14 rows beside one baseline, in two columns, of five seeds, with an order of effects and without any.
-TEST_CASE("tables: of whole tables without an effect few have a sign, of tables with one few say that it is absent",
-          "[tables]") {
-  WITH_PYTHON(f, "scripts/paired.py");
-  f.python(R"py(
+PYTHON_CASE("tables: of whole tables without an effect few have a sign, of tables with one few say that it is absent",
+            "scripts/paired.py", R"py(
 import random
 from paired import LEVEL, half_width, p_value, verdicts
 
@@ -408,8 +398,7 @@ seen = sum(sum(said == "agrees" for said, _ in verdicts(table(-8))) for _ in ran
 # 5 % of 600 tables have a standard error of 0.9 %.
 assert 0.005 < signs < 0.05 + 3 * 0.009 and 0.005 < absent < 0.05 + 3 * 0.009, (signs, absent)
 assert plain > 0.5 and seen > 0.9, (plain, seen)
-)py");
-}
+)py")
 
 TEST_CASE("tables: what cannot be done is one line", "[tables]") {
   WITH_PYTHON(f, "scripts/tables.py");
