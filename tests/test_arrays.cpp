@@ -3,19 +3,16 @@
 #include <algorithm>
 #include <cmath>
 #include <cstring>
-#include <nlohmann/json.hpp>
 
-#include "tests/harness.h"
+#include "tests/hf_folder.h"
 #include "tests/plain_model.h"
 #include "tests/refusal.h"
-#include "tests/script.h"
 #include "tests/small_models.h"
 #include "training/checkpoint/safetensors.h"
 #include "training/inspect/arrays.h"
 #include "training/inspect/measures.h"
 
 using namespace gated;
-using Json = nlohmann::json;
 
 namespace {
 
@@ -31,7 +28,7 @@ struct Both {
     arrays = meter.result();
   }
 
-  Json metadata(const std::string& key) const { return Json::parse(arrays.metadata.at(key)); }
+  json metadata(const std::string& key) const { return json::parse(arrays.metadata.at(key)); }
 
   // Is the array there, of this shape, and are its values these? A value may be wrong by 5e-5 of the largest.
   void require(const std::string& name, const Shape& shape, const Vector& expected) const {
@@ -145,7 +142,7 @@ TEST_CASE("arrays: of a model with gates, against plain loops in double over its
   m.require("norm_weight", {norm_names.size(), C}, norm_weight);
 
   for (const char* key : {"norms", "norm_gates"}) REQUIRE(m.metadata(key) == norm_names);
-  for (const char* key : {"gates", "attention_layers", "gate_range"}) REQUIRE(m.metadata(key) == Json{0, 1});
+  for (const char* key : {"gates", "attention_layers", "gate_range"}) REQUIRE(m.metadata(key) == json{0, 1});
   REQUIRE((m.metadata("context") == 9 && m.metadata("measured_tokens") == 36));
   REQUIRE(m.arrays.metadata.at("format") == "gated.cu measures 1");
   for (const char* name : {"sink_attention", "pre_weight"}) REQUIRE(!m.arrays.find(name));
@@ -226,12 +223,6 @@ TEST_CASE("arrays: the loss by position is printed by octaves, in lines that fit
 
 // ---- every model
 
-static Arrays arrays_of(const ModelConfig& config, Context& ctx) {
-  ArrayMeter meter(config, ctx.device);
-  look_at(config, ctx, {&meter});
-  return meter.result();
-}
-
 TEST_CASE("arrays: after a forward alone there is no loss by position", "[arrays]") {
   const ModelConfig config = small_model();
   Context ctx(Device::cpu);
@@ -286,7 +277,7 @@ TEST_CASE("arrays: every small model has those of its parts, and they and measur
                                                             : 2 * config.layers + 1;
     for (const char* name : {"attention_map", "first_token_attention", "value_norm", "attention_output_mean"})
       REQUIRE(rows(name) == A);
-    REQUIRE(Json::parse(arrays.metadata.at("attention_layers")).size() == A);
+    REQUIRE(json::parse(arrays.metadata.at("attention_layers")).size() == A);
     REQUIRE(rows("sink_attention") == (has("--attn-sink=") ? A : 0));
     REQUIRE(rows("gate_histogram") == (has("--attn=g") ? A : 0));
     REQUIRE(rows("norm_weight") == norms);
@@ -309,25 +300,21 @@ TEST_CASE("arrays: the file holds what was measured, and takes the place of an o
   const Folder folder;
   Context ctx(Device::cpu);
   const RunMetadata run = {{"flag--attn", "g1"}, {"flag--lr", "0.5"}, {"flag--norm", "rmsnorm"}, {"data", "a text"}};
-  const Arrays arrays = arrays_of(small_model("--attn=g1"), ctx);
+  const ModelConfig config = small_model("--attn=g1");
+  ArrayMeter meter(config, ctx.device);
+  look_at(config, ctx, {&meter});
+  const Arrays arrays = meter.result();
   const std::string path = folder.write("measures.safetensors", "an older one");
   save_arrays(folder.path, arrays, 70, 1.25, run);
 
-  const SafetensorsFile file(path);
-  REQUIRE(file.header().tensors.size() == arrays.list.size());
-  for (const Arrays::Array& a : arrays.list) {
-    INFO(a.name);
-    const TensorEntry& t = file.header().tensors.at(a.name);
-    REQUIRE(t.dtype == "F32");
-    REQUIRE(t.shape == a.shape);
-    std::vector<float> values(a.values.size());
-    file.read(t, 0, values.data(), t.end - t.begin);
-    REQUIRE_BITWISE(values, a.values);
-  }
+  TensorMap tensors;
+  for (const Arrays::Array& a : arrays.list) tensors[a.name] = {"F32", a.shape, bytes_of(a.values)};
+  REQUIRE(tensors.size() == arrays.list.size());
+  REQUIRE(tensors_in(path) == tensors);
   std::map<std::string, std::string> metadata = arrays.metadata;
   // (the norm is at its default)
   metadata.merge(RunMetadata{{"step", "70"}, {"validation_loss", "1.25"}, {"flags", R"(["--attn=g1","--lr=0.5"])"}});
-  REQUIRE(file.header().metadata == metadata);
+  REQUIRE(SafetensorsFile(path).header().metadata == metadata);
   REQUIRE(folder.names().size() == 1);
 
   fs::remove(path);
