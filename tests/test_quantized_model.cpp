@@ -51,12 +51,6 @@ bool can_be_smoothed(const std::string& flags) {
   return !contains(flags, "--norm=none") && !contains(flags, "--norm-placement=post");
 }
 
-Floats rounded_rows(const Floats& x, size_t C, Format format) {
-  Floats y(x.size());
-  quantize_rows_ref(y.data(), x.data(), x.size() / C, C, format);
-  return y;
-}
-
 }  // namespace
 
 TEST_CASE("quantized_model: the linear layers of blocks are rounded, and nothing else") {
@@ -115,8 +109,8 @@ TEST_CASE("quantized_model: a linear layer and an expert multiply rounded rows b
         const auto starts = of_experts ? left.get<int>("mlp: first row of an expert")[0] : std::vector<int>{0};
         const size_t E = of_experts ? starts.size() - 1 : 1, in = x_values.size() * w.size() / got.size() / E;
         const size_t C = size_t(std::sqrt(double(in)) + 0.5), N = x_values.size() / C, out = got.size() / N;
-        const Floats rows = rounds ? rounded_rows(x_values, C, format) : x_values;
-        Floats expected(got.size());
+        Floats rows = x_values, expected(got.size());
+        if (rounds) quantize_rows_ref(rows.data(), x_values.data(), N, C, format);
         for (size_t e = 0; e < E; e++) {
           const size_t first = size_t(starts[e]), end = of_experts ? size_t(starts[e + 1]) : N;
           matmul_nt_ref(&expected[first * out], &rows[first * C], &w[e * out * C], end - first, out, C);
@@ -206,29 +200,22 @@ TEST_CASE("smoothquant: the scales are max|x|^alpha / max|W|^(1-alpha)") {
       }
       std::rotate(f.batch.ids.begin(), f.batch.ids.begin() + 5, f.batch.ids.end());
     }
-    const struct {
-      std::string norm, weights;
-      std::vector<std::string> rounded, kept;
-    } cases[] = {
-        {"input norm",
-         "input_layernorm",
-         {"self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj", "self_attn.g_proj"},
-         {}},
-        {"second norm",
-         "post_attention_layernorm",
-         {"mlp.experts.gate_proj", "mlp.experts.up_proj", "mlp.shared_expert.gate_proj", "mlp.shared_expert.up_proj"},
-         {"mlp.gate", "mlp.shared_expert_gate"}}};
     std::map<std::string, Floats> before = f.weights();
     smooth.fold(alpha);
-    for (const auto& c : cases) {
+    // A norm, its weights, and the matrices that read it: those that are rounded, and the others.
+    for (const auto& [norm, weights, rounded, kept] : std::vector<std::array<std::string, 4>>{
+             {"input norm", "input_layernorm", "self_attn.q_proj self_attn.k_proj self_attn.v_proj self_attn.g_proj"},
+             {"second norm", "post_attention_layernorm",
+              "mlp.experts.gate_proj mlp.experts.up_proj mlp.shared_expert.gate_proj mlp.shared_expert.up_proj",
+              "mlp.gate mlp.shared_expert_gate"}}) {
       std::vector<double> of_weights(20), s(20);
-      for (const std::string& name : c.rounded) {
+      for (const std::string& name : words_of(rounded)) {
         const Floats& w = before.at("model.layers.0." + name + ".weight");
         for (size_t i = 0; i < w.size(); i++)
           of_weights[i % 20] = std::max(of_weights[i % 20], std::fabs(double(w[i])));
       }
       for (size_t i = 0; i < 20; i++)
-        s[i] = std::pow(double(largest.at(c.norm)[i]), alpha) / std::pow(of_weights[i], 1 - alpha);
+        s[i] = std::pow(double(largest.at(norm)[i]), alpha) / std::pow(of_weights[i], 1 - alpha);
       const auto scaled = [&](const std::string& name, bool divides) {
         INFO(name);
         Floats expected = before.at("model.layers.0." + name);
@@ -237,10 +224,8 @@ TEST_CASE("smoothquant: the scales are max|x|^alpha / max|W|^(1-alpha)") {
         REQUIRE(relative_error(expected, f.weight("model.layers.0." + name)) < 1e-6);
         before.at("model.layers.0." + name) = f.weight("model.layers.0." + name);
       };
-      scaled(c.weights + ".weight", true);
-      scaled(c.weights + ".bias", true);
-      for (const std::string& name : c.rounded) scaled(name + ".weight", false);
-      for (const std::string& name : c.kept) scaled(name + ".weight", false);
+      for (const char* part : {".weight", ".bias"}) scaled(weights + part, true);
+      for (const std::string& name : words_of(rounded + " " + kept)) scaled(name + ".weight", false);
     }
     for (const auto& [name, w] : f.weights()) REQUIRE_BITWISE(before.at(name), w);  // and no other changes
   }
