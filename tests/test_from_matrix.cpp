@@ -5,13 +5,11 @@
 
 #include "core/philox.cuh"
 #include "layers/model.h"
-#include "tests/catch.h"
 #include "tests/hf_folder.h"
 #include "tests/refusal.h"
 #include "tests/small_models.h"
 #include "training/checkpoint/checkpoint.h"
 #include "training/flags/command_line.h"
-#include "training/flags/flags.h"
 #include "training/models/hf_tensors.h"
 #include "training/flags/model_source.h"
 
@@ -61,8 +59,7 @@ class Numbered {
       next += p.size;
     }
     std::map<std::string, std::string> metadata;
-    for (const Flag& flag : list_flags(c))
-      if (flag.shapes_the_model()) metadata["flag" + flag.name] = flag.get();
+    for (const auto& [flag, value] : flags_of(c)) metadata["flag" + flag] = value;
     save_checkpoint(f / "run.safetensors", tensors, metadata);
     open(f / "run.safetensors");
   }
@@ -169,31 +166,15 @@ class Numbered {
   std::map<std::string, std::pair<Shape, std::vector<float>>> own_;  // parameters without flags
 };
 
-// All that are read: the models of transformers, but those that differ from another in positions alone, and runs.
-void for_each_model(const std::function<void(Numbered&)>& call) {
-  const Folder f;
-  std::set<std::string> tensors;
-  for (const json& fixture : hf_models()) {
-    if (!tensors.insert(fixture.at("tensors").dump()).second) continue;
-    Numbered model(fixture, f);
-    call(model);
-  }
-  for (const char* flags :
-       {"", "--attn=g1 --qk-norm=off", "--attn=g2 --gate=headwise --norm=gated --norm-rank=3 --qk-norm=off",
-        "--attn=g1 --gate=shared --attn-bias=qkv --attn-sink=kv-bias", "--mixer=hybrid --attention-every=2 --experts=5",
-        "--head-experts=4 --head-experts-of=kv --qk-norm=off"}) {
-    Numbered model(f, flags);
-    call(model);
-  }
-}
-
 }  // namespace
 
-TEST_CASE("from_matrix: a flag changes a model that is read to one that its weights are, or is refused by name",
-          "[from]") {
+// Of all that are read: the models of transformers, but those that differ from another in positions alone, and runs.
+TEST_CASE_METHOD(Folder,
+                 "from_matrix: a flag changes a model that is read to one that its weights are, or is refused by name",
+                 "[from]") {
   const std::vector<FlagChoices> all = changes();
   size_t loaded = 0, refused = 0;
-  for_each_model([&](Numbered& model) {
+  const auto look_at = [&](Numbered model) {
     const auto take = [&](const std::string& line) {
       const Numbered::Seen seen = model.seen(line);
       (seen.refusal.empty() ? loaded : refused)++;
@@ -211,13 +192,20 @@ TEST_CASE("from_matrix: a flag changes a model that is read to one that its weig
       const FlagChoices a = any(all), b = any(all);
       if (a.flag != b.flag) take(a.flag + "=" + any(a.values) + " " + b.flag + "=" + any(b.values));
     }
-  });
+  };
+  std::set<std::string> tensors;
+  for (const json& fixture : hf_models())
+    if (tensors.insert(fixture.at("tensors").dump()).second) look_at(Numbered(fixture, *this));
+  for (const char* flags :
+       {"", "--attn=g1 --qk-norm=off", "--attn=g2 --gate=headwise --norm=gated --norm-rank=3 --qk-norm=off",
+        "--attn=g1 --gate=shared --attn-bias=qkv --attn-sink=kv-bias", "--mixer=hybrid --attention-every=2 --experts=5",
+        "--head-experts=4 --head-experts-of=kv --qk-norm=off"})
+    look_at(Numbered(*this, flags));
   REQUIRE(loaded > 500);
   REQUIRE(refused > 500);
 }
 
-TEST_CASE("from_matrix: what the flags of an issue once did in silence names them", "[from]") {
-  const Folder f;
+TEST_CASE_METHOD(Folder, "from_matrix: what the flags of an issue once did in silence names them", "[from]") {
   // A model, or the flags of a run; flags beside it; and which of them are named, where it is not all.
   for (const auto& [name, flags, named] : std::vector<std::array<std::string, 3>>{
            {"gpt2", "--window=3 --kv-heads=2 --clip-output=3", "--kv-heads=2"},
@@ -232,7 +220,7 @@ TEST_CASE("from_matrix: what the flags of an issue once did in silence names the
            {"--head-experts=4 --head-experts-of=kv", "--head-experts=2 --kv-heads=4"},
            {"--mixer=gated-delta --linear-key-heads=2 --linear-key-dim=4",
             "--linear-key-heads=1 --linear-key-dim=8"}}) {
-    Numbered model = name.starts_with("--") ? Numbered(f, name) : Numbered(hf_model(name), f);
+    Numbered model = name.starts_with("--") ? Numbered(*this, name) : Numbered(hf_model(name), *this);
     const Numbered::Seen seen = model.seen(flags);
     INFO(name << " " << flags << ": " << seen.refusal);
     REQUIRE(contains(seen.refusal, "with " + (named.empty() ? replaced(flags, " ", ", ") : named) +
