@@ -1,6 +1,5 @@
 // flag fields: every flag, and every named value of it, arrives in the field that it names, and in no other.
 #include <functional>
-#include <set>
 
 #include "tests/contents.h"
 #include "training/flags/command_line.h"
@@ -134,7 +133,6 @@ std::vector<Row> all_rows() {
   FIELD("--clip=2.5", "", c.clip == 2.5f);
   NAMED("--precision", "", Storage, c.model.storage, fp32, bf16);
   NAMED("--recompute", "", Recompute, c.model.recompute, none, light, full);
-  FIELD("--graph", "", c.graph);
   EITHER("--graph", "off", "on", "", c.graph);
   NAMED("--mma", "--precision=bf16", MmaArithmetic, c.mma, hopper, ampere);
   EITHER("--matmul", "exact", "cublas", "", c.cublas);
@@ -170,11 +168,6 @@ std::vector<Row> all_rows() {
 }
 const std::vector<Row> rows = all_rows();
 
-std::set<std::string> set_of(const std::string& words) {
-  const auto all = words_of(words);
-  return {all.begin(), all.end()};
-}
-
 // What every flag says, by its name.
 std::map<std::string, std::string> values(Config config) {
   std::map<std::string, std::string> all;
@@ -187,7 +180,7 @@ std::map<std::string, std::string> values(Config config) {
 TEST_CASE("flag fields: every flag and named value arrives, and changes no other flag", "[flags]") {
   // First those that need a model that is there: tests/test_from.cpp, test_hf_model.cpp, test_hf_code.cpp,
   // test_generate.cpp.
-  std::set<std::string> covered = set_of(
+  std::vector<std::string> covered = words_of(
       "--from --export --export-dtype --export-dtype=fp32 --export-dtype=bf16 --export-as --export-as=auto "
       "--export-as=architecture --export-as=code --generate --prompt --prompt-tokens --tokens --samples");
   Config defaults;
@@ -197,8 +190,7 @@ TEST_CASE("flag fields: every flag and named value arrives, and changes no other
     INFO(row.word);
     const std::string word = row.word, name = word.substr(0, word.find('='));
     const std::string value = word.size() > name.size() ? word.substr(name.size() + 1) : "on";
-    covered.insert(name);
-    covered.insert(name + "=" + value);
+    covered.insert(covered.end(), {name, name + "=" + value});
     const std::string room = row.room + " ";
     const Config config = config_of_flags(room + word);
     REQUIRE(row.arrived(config));
@@ -224,23 +216,23 @@ TEST_CASE("flag fields: every flag and named value arrives, and changes no other
     const std::string before = f.get();
     f.set(before);
     REQUIRE(f.get() == before);
-    REQUIRE(covered.count(name));
+    REQUIRE(std::ranges::count(covered, name));
     for (const Flag::Choice& choice : f.choices) {
       REQUIRE(std::ifstream(choice.file).good());  // the file that implements it is there
-      REQUIRE((name == "--preset" || f.is_switch || covered.count(name + "=" + choice.value)));
+      REQUIRE((name == "--preset" || f.is_switch || std::ranges::count(covered, name + "=" + choice.value)));
     }
   }
 }
 
 TEST_CASE("flag fields: which flags change the weights, and which the architecture", "[flags]") {
   // These may change where a run goes on from a checkpoint.
-  const std::set<std::string> free = set_of(
+  const std::vector<std::string> free = words_of(
       "--export --export-dtype --export-as --preset --from --params --match-params --describe --val-every "
       "--measure-every --check-ranks-every --evaluate --quantize --smoothquant --yarn --probe --val-batches "
       "--sample-tokens --temperature --top-k --out --save-every --keep --resume --device --threads --change-precision "
       "--top-p --generate --prompt --prompt-tokens --tokens --samples --tokenizer --choices --recompute --graph "
       "--log-every --ranks --transport");
-  const std::set<std::string> of_no_model = set_of(
+  const std::vector<std::string> of_no_model = words_of(
       "--data --schedule --decay --val-data --val-fraction --vocab --seed --steps --batch --micro-batches --slices "
       "--lr --min-lr --warmup --beta1 --beta2 --adam-eps --weight-decay --clip --precision --mma --matmul --tf32");
   Config config;
@@ -248,8 +240,9 @@ TEST_CASE("flag fields: which flags change the weights, and which the architectu
   const std::map<std::string, std::string> remembered = run_metadata(config, open_data({.data = "bigram-backcopy"}));
   for (const Flag& f : list_flags(config)) {
     INFO(f.name);
-    REQUIRE(f.shapes_the_result() == !free.count(f.name));
-    REQUIRE(f.shapes_the_model() == (!free.count(f.name) && !of_no_model.count(f.name)));
-    REQUIRE(remembered.count("flag" + f.name) == !free.count(f.name));
+    const bool is_free = std::ranges::count(free, f.name);
+    REQUIRE(f.shapes_the_result() == !is_free);
+    REQUIRE(f.shapes_the_model() == (!is_free && !std::ranges::count(of_no_model, f.name)));
+    REQUIRE(remembered.contains("flag" + f.name) == !is_free);
   }
 }

@@ -1,10 +1,6 @@
 // flags: the table, the command line, the schedule; that docs/flags.md is the table's, and that the lines of the pages
 // are accepted.
-#include <fstream>
-#include <nlohmann/json.hpp>
-#include <sstream>
-
-#include "tests/compare.h"
+#include "tests/fixtures.h"
 #include "tests/pages.h"
 #include "tests/refusal.h"
 #include "tests/script.h"
@@ -29,8 +25,7 @@ std::string parse(std::vector<std::string> words) {
 }  // namespace
 
 TEST_CASE("flags: what is wrong is refused by name", "[flags]") {
-  std::ifstream file("tests/fixtures/refused_flags.json");
-  for (const auto& row : nlohmann::json::parse(file)) {
+  for (const json& row : read_fixtures("refused_flags.json")) {
     const std::string line = row[0], message = parse(words_of(line));
     INFO(line);
     CHECK(one_line(message, {row[1]}));
@@ -165,13 +160,12 @@ static std::string difference(const RunMetadata& then, const RunMetadata& now) {
   return refusal([&] { require_same_run("x", then, now); });
 }
 
-TEST_CASE("resume: what the data is counts, not where it lies", "[flags]") {
-  const Folder f;
+TEST_CASE_METHOD(Folder, "resume: what the data is counts, not where it lies", "[flags]") {
   std::string text;
   for (int i = 0; i < 1000; i++) text += "the same sentence again, ";
-  const std::string first = f.write("first.txt", text), copy = f.write("elsewhere/copy.txt", text);
+  const std::string first = write("first.txt", text), copy = write("elsewhere/copy.txt", text);
   text[100] = 'y';
-  const std::string other = f.write("other.txt", text), other_data = "was made with other data than --";
+  const std::string other = write("other.txt", text), other_data = "was made with other data than --";
   for (const std::string data : {"", "val-"}) {
     const std::string flag = "--data=" + first + " --" + data + "data=";
     const RunMetadata then = remembered(flag + first);
