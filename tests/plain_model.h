@@ -71,6 +71,8 @@ struct PlainModel {
     });
   }
 
+  static double sigmoid(double x) { return 1 / (1 + std::exp(-x)); }
+
   void sequence(const int* ids, const int* targets, size_t T) {
     const size_t C = c.hidden;
     const Vector& embedding = w.at("model.embed_tokens.weight");
@@ -106,8 +108,6 @@ struct PlainModel {
   }
 
  private:
-  static double sigmoid(double x) { return 1 / (1 + std::exp(-x)); }
-
   // y times the sigmoids of z, which are written down.
   static void gate(Vector& y, const Vector& z, Vector& scores) {
     for (size_t i = 0; i < y.size(); i++) {

@@ -67,6 +67,8 @@ class Operation {
   json results_;
 };
 
+constexpr size_t N = 3, C = 13;  // rows of the norms
+
 }  // namespace
 
 TEST_CASE("fixtures: every model has one, without its dropout", "[fixtures]") {
@@ -92,7 +94,6 @@ TEST_CASE("fixtures: loss, logits and every gradient of the models", "[fixtures]
 }
 
 TEST_CASE("fixtures: rmsnorm", "[fixtures]") {
-  const size_t N = 3, C = 13;
   Operation op("rmsnorm");
   const Numbers x = op.input("x", N * C), pre = op.input("pre", C), w = op.input("w", C), dy = op.input("dy", N * C);
   for (int offset : {0, 1})
@@ -110,7 +111,6 @@ TEST_CASE("fixtures: rmsnorm", "[fixtures]") {
 }
 
 TEST_CASE("fixtures: layernorm", "[fixtures]") {
-  const size_t N = 3, C = 13;
   Operation op("layernorm");
   const Numbers x = op.input("x", N * C), w = op.input("w", C), b = op.input("b", C), dy = op.input("dy", N * C);
   Numbers y(N * C), mean(N), r(N), dx(N * C), dw(C), db(C);
@@ -121,7 +121,6 @@ TEST_CASE("fixtures: layernorm", "[fixtures]") {
 }
 
 TEST_CASE("fixtures: dyt", "[fixtures]") {
-  const size_t N = 3, C = 13;
   Operation op("dyt");
   const Numbers x = op.input("x", N * C), alpha = op.input("alpha", 1), w = op.input("w", C), b = op.input("b", C),
                 dy = op.input("dy", N * C);
@@ -133,7 +132,6 @@ TEST_CASE("fixtures: dyt", "[fixtures]") {
 }
 
 TEST_CASE("fixtures: polynorm", "[fixtures]") {
-  const size_t N = 3, C = 13;
   Operation op("polynorm");
   const Numbers x = op.input("x", N * C), w = op.input("w", 3), b = op.input("b", 1), dy = op.input("dy", N * C);
   Numbers y(N * C), r(3 * N), dx(N * C), dw(3), db(1);

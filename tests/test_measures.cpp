@@ -42,9 +42,7 @@ Measures measures_of(const std::vector<std::vector<float>>& states) {
   return meter.result();
 }
 
-double sigmoid(double z) {
-  return 1 / (1 + std::exp(-z));
-}
+constexpr auto sigmoid = PlainModel::sigmoid;
 
 size_t at(size_t b, size_t t, size_t c) {
   return (b * T + t) * C + c;
