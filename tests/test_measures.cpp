@@ -346,22 +346,22 @@ TEST_CASE("measures: sparsity of attention's output, before and after the gate",
 }
 
 TEST_CASE("measures: scores of attention's gate", "[measures]") {
-  const std::vector<float> z = {0, -4, 2, -3};
-  const double mean = (sigmoid(0) + sigmoid(-4) + sigmoid(2) + sigmoid(-3)) / 4;
+  const std::vector<float> z = {0, -4, -2.19f, -2.2f};  // of which sigmoids are 0.5, 0.018, 0.1006 and 0.0998
+  const double mean = (sigmoid(0) + sigmoid(-4) + sigmoid(-2.19) + sigmoid(-2.2)) / 4;
   Measures m = measures_of(&Meter::gate, {{GateKind::elementwise, {}}, z.data(), 2, 2, 1});
   REQUIRE(m.gate->mean == Approx(mean).epsilon(1e-6));
   REQUIRE(m.gate->below == 2.0 / 4);
   REQUIRE(!m.norm_gate);
 
-  // Shared: the mean over two heads, so 0.01 and 0.88 are no score below 0.1.
+  // Shared: the mean over two heads, so 0.1 beside 0.5 is no score below 0.1.
   m = measures_of(&Meter::gate, {{GateKind::shared, {}}, z.data(), 1, 4, 2});
-  REQUIRE(m.gate->below == 1.0 / 2);  // elements 1 and 3: 0.018 and 0.047
+  REQUIRE(m.gate->below == 1.0 / 2);  // elements 1 and 3
   REQUIRE(m.gate->mean == Approx(mean).epsilon(1e-6));
 
   // Another activation, and a scale: below is the size of the score.
   const GateOp half = {.act = Activation::identity, .scale = 0.5f};
   m = measures_of(&Meter::gate, {{GateKind::elementwise, half}, z.data(), 2, 2, 1});
-  REQUIRE((m.gate->mean == (0 - 4 + 2 - 3) / 8.0 && m.gate->below == 1.0 / 4));
+  REQUIRE((m.gate->mean == (-4 + double(z[2]) + double(z[3])) / 8 && m.gate->below == 1.0 / 4));
 }
 
 TEST_CASE("measures: weights of norms, and the scores of GatedNorm's gate", "[measures]") {
