@@ -31,14 +31,19 @@ HD uint64_t dropout_stream(const Dropout& dropout) {
   return *static_cast<const volatile uint64_t*>(dropout.stream);
 }
 
-// The factors `keep` of columns c to c+3, c a multiple of 4: one block of Philox draws four words.
+// The factors `keep` of four columns: one block of Philox draws four words.
+HD Quad dropout_factors(const PhiloxBlock& draw, float p) {
+  const float scale = 1.0f / (1.0f - p);
+  Quad keep;
+  for (int k = 0; k < 4; k++) keep.v[k] = unit_float(draw.word[k]) >= p ? scale : 0.0f;
+  return keep;
+}
+
+// Those of columns c to c+3, c a multiple of 4.
 HD Quad dropout_quad(const Dropout& dropout, size_t row, size_t c, size_t C) {
   if (dropout.p == 0) return {{1.0f, 1.0f, 1.0f, 1.0f}};
-  const PhiloxBlock draw = random_block(dropout.seed, dropout_stream(dropout), row * ((C + 3) / 4) + c / 4);
-  const float scale = 1.0f / (1.0f - dropout.p);
-  Quad keep;
-  for (int k = 0; k < 4; k++) keep.v[k] = unit_float(draw.word[k]) >= dropout.p ? scale : 0.0f;
-  return keep;
+  const size_t block = row * ((C + 3) / 4) + c / 4;
+  return dropout_factors(random_block(dropout.seed, dropout_stream(dropout), block), dropout.p);
 }
 
 // How the sum of a backward was made: without a branch nothing joined.
@@ -52,11 +57,11 @@ HD Join join_of(const ResidualBackwardInOf<T>& in) {
 // The factors `keep` of some quads, from block `first` on.
 inline void dropout_piece_cpu(float* keep, const Dropout& dropout, size_t first, size_t quads) {
   const uint64_t seed = dropout.seed, stream = dropout_stream(dropout);
-  const float p = dropout.p, scale = 1.0f / (1.0f - p);
+  const float p = dropout.p;
 #pragma omp simd
   for (size_t q = 0; q < quads; q++) {
-    const PhiloxBlock draw = random_block(seed, stream, first + q);
-    for (size_t k = 0; k < 4; k++) keep[4 * q + k] = unit_float(draw.word[k]) >= p ? scale : 0.0f;
+    const Quad four = dropout_factors(random_block(seed, stream, first + q), p);
+    for (size_t k = 0; k < 4; k++) keep[4 * q + k] = four.v[k];
   }
 }
 
