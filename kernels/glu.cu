@@ -17,7 +17,7 @@
 //     du_i = dy_i * a(g_i)               where -7 <= u_i <= 7, else 0
 //   a and a': kernels/glu.cuh
 // in bf16: everything is computed in float, and each number is rounded once, as it is stored
-// shapes: every array (n) f32 or bf16, written; y may be g or u, dg may be g, du may be u
+// shapes: every array (n) f32 or bf16, written; y may be g or u, dg may be g, du may be u or dy
 // twins: kernels/cpu/glu_cpu.cpp
 // --ffn=swiglu|glu|geglu|swiglu-clamped | tests/test_glu.cpp
 #include "kernels/glu.h"
@@ -81,7 +81,7 @@ __global__ void __launch_bounds__(elementwise_block) glu_forward_kernel(S* y, co
   store_quad(y, i, n, q);
 }
 
-// All loads come before the first store, so dg may be g and du may be u.
+// All loads come before the first store, so dg may be g, and du may be u or dy.
 template <class S, Activation act>
 __global__ void __launch_bounds__(elementwise_block)
     glu_backward_kernel(S* dg, S* du, const S* dy, const S* g, const S* u, size_t n) {

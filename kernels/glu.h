@@ -12,13 +12,13 @@ void require_glu_activation(const char* operation, Activation act);
 
 // y (n) = act(g (n)) * u (n). y may be g or u.
 void glu_forward(Reals y, ConstReals g, ConstReals u, size_t n, Activation act, Context& ctx);
-// dg (n) = dy (n) * u (n) * act'(g (n)), du (n) = dy * act(g). dg may be g and du may be u: a layer that needs neither
-// input afterwards keeps no memory for the gradients.
+// dg (n) = dy (n) * u (n) * act'(g (n)), du (n) = dy * act(g). dg may be g, and du may be u or dy: a layer that needs
+// neither input afterwards keeps no memory for the gradients.
 void glu_backward(Reals dg, Reals du, ConstReals dy, ConstReals g, ConstReals u, size_t n, Activation act,
                   Context& ctx);
 
 // The same for gpt-oss's y = (uc + 1) * gc * sigmoid(1.702 gc), gc = min(g, 7), uc = u clamped to [-7, 7]. The gradient
-// of an input beyond its bound is 0.
+// of an input beyond its bound is 0. The same arrays may be one.
 void swiglu_clamped_forward(Reals y, ConstReals g, ConstReals u, size_t n, Context& ctx);
 void swiglu_clamped_backward(Reals dg, Reals du, ConstReals dy, ConstReals g, ConstReals u, size_t n, Context& ctx);
 

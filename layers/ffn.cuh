@@ -37,7 +37,7 @@ class FeedForward {
   ConstReals forward(ConstReals x, size_t N, Context& ctx) {
     x_ = x;
     if (gate_) gate_->forward(g_, x, N, ctx);
-    if (product_activates()) {
+    if (products_activate()) {
       up_.forward(u_, x, N, ctx, {a_.as<bf16>(), g_.as<bf16>(), activation()});
     } else {
       up_.forward(u_, x, N, ctx);
@@ -66,8 +66,14 @@ class FeedForward {
   }
   // The same where dx is that of other layers too.
   void backward(InputGradient& dx, ConstReals dy, size_t N, Context& ctx) {
-    down_.backward(da_, Accumulate::no, dy, a_, N, ctx);
-    activation_backward(N, ctx);
+    InputGradient da = down_.input_gradient(du_, Accumulate::no, N, ctx);
+    down_.backward(da, dy, a_, N, ctx);
+    if (products_activate()) {
+      da.finish({nullptr, g_.as<bf16>(), activation(), u_.as<bf16>(), dg_.as<bf16>()});
+    } else {
+      da.finish();
+      activation_backward(N, ctx);
+    }
     if (gate_) gate_->backward(dx, dg_, x_, N, ctx);
     up_.backward(dx, du_, x_, N, ctx);
   }
@@ -95,7 +101,6 @@ class FeedForward {
     visit(y_, "output", {N, C_});
   }
   void temporaries(const TensorVisitor& visit, size_t N) {
-    visit(da_, "d ffn activation", {N, config_.F});
     if (gate_) visit(dg_, "d ffn gate", {N, config_.F});
     visit(du_, "d ffn up", {N, config_.F});
     if (form() == Form::polynorm) visit(row_sums_, "ffn row sums", {N, 4});
@@ -137,20 +142,20 @@ class FeedForward {
     }
     fail("ffn: kind %d has no activation of one element", int(config_.kind));
   }
-  // Can the product of W_up make the activation in its end? PolyNorm needs whole rows first; the clamped form is no
-  // act(g) * u.
-  bool product_activates() const {
+  // Can the product of W_up make the activation in its end, and that of W_down its backward? PolyNorm needs whole rows
+  // first; the clamped form is no act(g) * u.
+  bool products_activate() const {
     return u_.storage() == Storage::bf16 && (form() == Form::plain || form() == Form::gated);
   }
-  // du, and dg where there is a gate, from da.
+  // du, and dg where there is a gate, from da, which stands where du will.
   void activation_backward(size_t N, Context& ctx) {
     const size_t F = config_.F;
     switch (form()) {
-      case Form::plain: return gated::activation_backward(du_, da_, u_, N * F, activation(), ctx);
-      case Form::gated: return glu_backward(dg_, du_, da_, g_, u_, N * F, activation(), ctx);
-      case Form::clamped: return swiglu_clamped_backward(dg_, du_, da_, g_, u_, N * F, ctx);
+      case Form::plain: return gated::activation_backward(du_, du_, u_, N * F, activation(), ctx);
+      case Form::gated: return glu_backward(dg_, du_, du_, g_, u_, N * F, activation(), ctx);
+      case Form::clamped: return swiglu_clamped_backward(dg_, du_, du_, g_, u_, N * F, ctx);
       case Form::polynorm:
-        return polynorm_backward(du_, poly_.grad, poly_bias_.grad, row_sums_, da_, u_, poly_.value, r_, N, F, ctx);
+        return polynorm_backward(du_, poly_.grad, poly_bias_.grad, row_sums_, du_, u_, poly_.value, r_, N, F, ctx);
     }
   }
 
@@ -162,7 +167,7 @@ class FeedForward {
   ConstReals x_;
   Reals g_, u_, a_, y_;
   float* r_ = nullptr;
-  Reals da_, dg_, du_;
+  Reals dg_, du_;
   float* row_sums_ = nullptr;
 };
 

@@ -32,8 +32,10 @@ class GroupedLinear {
       grouped_matmul(dx_.as<float>(), dy.as<float>(), weight.value, row_start_, s_, Layout::nn, accumulate_, ctx_);
       accumulate_ = Accumulate::yes;
     }
-    void finish() {
-      if (count_) grouped_matmul_bf16_joined(dx_.as<bf16>(), {factors_, count_}, row_start_, s_, accumulate_, ctx_);
+    void finish(const Activated& activated = {}) {
+      require(!activated.u || count_, "linear: a product of floats makes no activation's gradient");
+      if (count_)
+        grouped_matmul_bf16_joined(dx_.as<bf16>(), {factors_, count_}, row_start_, s_, accumulate_, ctx_, activated);
     }
 
    private:

@@ -33,8 +33,10 @@ class InputGradient {
     matmul(dx_.as<float>(), dy.as<float>(), weight.value, N_, in_, out, Layout::nn, accumulate_, ctx_);
     accumulate_ = Accumulate::yes;
   }
-  void finish() {
-    if (count_) matmul_bf16_joined(dx_, {factors_, count_}, N_, in_, accumulate_, ctx_);
+  // activated: x is the activation of a layer before, and what is made is the gradient of what that was made of.
+  void finish(const Activated& activated = {}) {
+    require(!activated.u || count_, "linear: a product of floats makes no activation's gradient");
+    if (count_) matmul_bf16_joined(dx_, {factors_, count_}, N_, in_, accumulate_, ctx_, activated);
   }
 
  private:

@@ -65,7 +65,8 @@ static void require_glu_bits(const Glu& glu, size_t n) {
   Trial t;
   const auto g = t.in<S>(g0), u = t.in<S>(u0), dy = t.random<S>(n, 3);
   const auto y = t.out<S>(n), y_over_g = t.over(g, y), y_over_u = t.over(u, y);
-  const auto dg = t.out<S>(n), du = t.out<S>(n), dg_over_g = t.over(g, dg), du_over_u = t.over(u, du);
+  const auto dg = t.out<S>(n), du = t.out<S>(n), dg_over_g = t.over(g, dg), du_over_u = t.over(u, du),
+             dg_beside = t.again(dg), du_over_dy = t.over(dy, du);
   glu.forward_ref(y.ref, g.ref, u.ref, n);
   glu.backward_ref(dg.ref, du.ref, dy.ref, g.ref, u.ref, n);
   t.on_every_device([&](Context& ctx) {
@@ -74,6 +75,7 @@ static void require_glu_bits(const Glu& glu, size_t n) {
     glu.forward(y_over_u, g, y_over_u, n, ctx);
     glu.backward(dg, du, dy, g, u, n, ctx);
     glu.backward(dg_over_g, du_over_u, dy, dg_over_g, du_over_u, n, ctx);
+    glu.backward(dg_beside, du_over_dy, du_over_dy, g, u, n, ctx);
     REQUIRE(ctx.most_scratch_used() == 0);
   });
 }

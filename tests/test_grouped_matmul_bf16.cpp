@@ -1,6 +1,7 @@
 // grouped_matmul_bf16: the bits of one product of bf16 matrices per expert, however many rows each has.
 #include "kernels/bf16/grouped_matmul_bf16.h"
 
+#include "kernels/glu.h"
 #include "tests/grouped_cases.h"
 
 using namespace gated;
@@ -91,19 +92,25 @@ void require_joined(const Groups& g, size_t second_K) {
   const auto a0 = t.random<bf16>(g.M * g.K, 1), a1 = t.random<bf16>(g.M * second_K, 2),
              b0 = t.in<bf16>(without_rows(g, random_values<float>(g.E * g.N * g.K, 3), NAN)),
              b1 = t.in<bf16>(without_rows(g, random_values<float>(g.E * g.N * second_K, 4), NAN)),
-             c = t.sum<bf16>(g.M * g.N, 5);
+             c = t.sum<bf16>(g.M * g.N, 5), gate = t.random<bf16>(g.M * g.N, 6), u = t.random<bf16>(g.M * g.N, 7),
+             dy = t.out<bf16>(g.M * g.N), dg = t.out<bf16>(g.M * g.N), du = t.out<bf16>(g.M * g.N);
   t.reference([&] {
     for (size_t e = 0; e < g.E; e++) {
-      const size_t row = g.begin(e);
+      const size_t row = g.begin(e), rows = g.rows(e);
       const MmaFactors factors[] = {{{a0 + row * g.K, g.K}, {b0 + e * g.N * g.K, g.N}, g.K},
                                     {{a1 + row * second_K, second_K}, {b1 + e * g.N * second_K, g.N}, second_K}};
-      if (g.rows(e)) matmul_bf16_joined_ref(c + row * g.N, factors, g.rows(e), g.N, Accumulate::yes, usual_mma());
+      if (rows) matmul_bf16_joined_ref(c + row * g.N, factors, rows, g.N, Accumulate::yes, usual_mma());
+      if (rows) matmul_bf16_joined_ref(dy + row * g.N, factors, rows, g.N, Accumulate::no, usual_mma());
     }
   });
+  glu_backward_ref(dg.ref, du.ref, dy.ref, gate.ref, u.ref, g.M * g.N, Activation::silu);
   t.on_every_device([&](Context& ctx) {
     const Buffer<int> row_start = g.on(ctx);
     const MmaFactors factors[] = {{{a0, g.K}, {b0, g.N}, g.K}, {{a1, second_K}, {b1, g.N}, second_K}};
     grouped_matmul_bf16_joined(c, factors, row_start.data(), g, Accumulate::yes, ctx);
+    grouped_matmul_bf16_joined(dy, factors, row_start.data(), g, Accumulate::no, ctx);
+    grouped_matmul_bf16_joined(du, factors, row_start.data(), g, Accumulate::no, ctx,
+                               {nullptr, gate, Activation::silu, u, dg});
     REQUIRE(ctx.most_scratch_used() <= grouped_matmul_bf16_scratch({g.M, g.E, g.N, joined_depth(factors)}, ctx.device));
   });
 }

@@ -5,7 +5,9 @@
 #include <algorithm>
 
 #include "kernels/bf16/matmul_wgmma.h"
+#include "kernels/activation.h"
 #include "kernels/bias.h"
+#include "kernels/glu.h"
 #include "tests/cublas.h"
 #include "tests/harness.h"
 
@@ -189,7 +191,8 @@ TEST_CASE("matmul_bf16: several products are one sum, rounded once", "[matmul_bf
                       "matmul_bf16_joined: 7 products, expected 1 to 6");
 }
 
-TEST_CASE("matmul_bf16: an activation in a product's end has the bits of one after it", "[matmul_bf16][bitwise]") {
+TEST_CASE("matmul_bf16: an activation and its backward in a product's end have the bits of those after it",
+          "[matmul_bf16][bitwise]") {
   struct Case {
     Size size;
     Activation act;
@@ -202,16 +205,26 @@ TEST_CASE("matmul_bf16: an activation in a product's end has the bits of one aft
                         {{5, 12, matmul_bf16_slice + 24}, Activation::relu2, false, false},
                         {{3, 5, 0}, Activation::sigmoid, true, true}}) {
     INFO(c.size.M << " x " << c.size.N << " x " << c.size.K << ", " << name_of(c.act));
-    const Product p{c.size.M, c.size.N, c.size.K, Layout::nt};
+    const Product p{c.size.M, c.size.N, c.size.K, Layout::nt}, q{p.M, p.N, p.K, Layout::nn};
     const std::vector<float> product = p.expected<bf16>(Accumulate::no, usual_mma(), c.bias);
     Trial t;
+    const auto dA = t.in<bf16>(widened(q.A)), dB = t.in<bf16>(widened(q.B)),
+               u = t.random<bf16>(product.size(), 6, c.gate ? 3e38f : 1);  // (dy*u is often infinite)
     const auto A = t.in<bf16>(widened(p.A)), B = t.in<bf16>(widened(p.B)), C = t.expect<bf16>(product),
                g = t.random<bf16>(product.size(), 5), y = t.out<bf16>(product.size());
     const auto bias = c.bias ? t.in(p.bias) : Array<float>();
     for (size_t i = 0; i < product.size(); i++)
       y.ref[i] = c.gate ? activation_value(c.act, g.ref[i]) * product[i] : activation_value(c.act, product[i]);
+    const auto du = t.out<bf16>(product.size()), dg = c.gate ? t.out<bf16>(product.size()) : Array<bf16>();
+    const std::vector<float> dy = q.expected<bf16>(Accumulate::no, usual_mma());
+    if (c.gate)
+      glu_backward_ref(dg.ref, du.ref, dy.data(), g.ref, u.ref, dy.size(), c.act);
+    else
+      activation_backward_ref(du.ref, dy.data(), u.ref, dy.size(), c.act);
     t.on_every_device([&](Context& ctx) {
       matmul_bf16(C, A, B, p.M, p.N, p.K, Layout::nt, Accumulate::no, ctx, bias, {y, c.gate ? +g : nullptr, c.act});
+      matmul_bf16(du, dA, dB, p.M, p.N, p.K, Layout::nn, Accumulate::no, ctx, nullptr,
+                  {nullptr, c.gate ? +g : nullptr, c.act, u, dg});
     });
   }
 }
@@ -227,15 +240,21 @@ TEST_CASE("matmul_bf16: wgmma has the bits of the reference", "[matmul_bf16][bit
       INFO(s.M << " x " << s.N << " x " << s.K << ", layout " << int(layout));
       const Product p{s.M, s.N, s.K, layout};
       const std::vector<float> product = p.expected<bf16>(Accumulate::no, MmaArithmetic::hopper);
-      const bool activated = layout == Layout::nt;
+      const bool activated = layout == Layout::nt, gradient = layout == Layout::nn;
       Trial t;
       const auto A = t.in<bf16>(widened(p.A)), B = t.in<bf16>(widened(p.B)), C = t.expect<bf16>(product),
-                 gate = t.random<bf16>(product.size(), 5), y = activated ? t.out<bf16>(product.size()) : Array<bf16>();
+                 gate = t.random<bf16>(product.size(), 5), y = activated ? t.out<bf16>(product.size()) : Array<bf16>(),
+                 u = t.random<bf16>(product.size(), 6), du = gradient ? t.out<bf16>(product.size()) : Array<bf16>(),
+                 dg = gradient && columns == 256 ? t.out<bf16>(product.size()) : Array<bf16>();
       const auto bias = t.in(p.bias), added = t.sum(p.C, p.expected(Accumulate::yes, MmaArithmetic::hopper)),
                  added_by_any = t.again(added),
                  written = t.expect(p.expected(Accumulate::no, MmaArithmetic::hopper, true));
       for (size_t j = 0; j < product.size() && activated; j++)
         y.ref[j] = activation_value(Activation::silu, gate.ref[j]) * product[j];
+      if (dg.ref)
+        glu_backward_ref(dg.ref, du.ref, product.data(), gate.ref, u.ref, product.size(), Activation::silu);
+      else if (du.ref)
+        activation_backward_ref(du.ref, product.data(), u.ref, product.size(), Activation::gelu_tanh);
       on_every_device([&](Context& ctx) {
         if (ctx.device == Device::cpu || !multiplies_as(ctx, MmaArithmetic::hopper)) return;
         t.on(ctx, [&](Context& ctx) {
@@ -251,6 +270,10 @@ TEST_CASE("matmul_bf16: wgmma has the bits of the reference", "[matmul_bf16][bit
           REQUIRE(multiply(+written, 0, Accumulate::no, bias));
           REQUIRE(
               multiply(+C, 0, Accumulate::no, nullptr, activated ? Activated{y, gate, Activation::silu} : Activated{}));
+          if (dg.ref)
+            REQUIRE(multiply(+du, 0, Accumulate::no, nullptr, {nullptr, gate, Activation::silu, u, dg}));
+          else if (du.ref)
+            REQUIRE(multiply(+du, 0, Accumulate::no, nullptr, {nullptr, nullptr, Activation::gelu_tanh, u}));
           // matmul_bf16() takes it where it fills the device.
           matmul_bf16(added_by_any, A, B, s.M, s.N, s.K, layout, Accumulate::yes, ctx);
           // Rows off their boundaries, and a device without the shared memory, are left to others.
@@ -320,12 +343,21 @@ TEST_CASE("matmul_bf16: what is refused", "[matmul_bf16]") {
   const auto multiply = [&](Reals C, Layout layout, Accumulate accumulate, Activation act) {
     matmul_bf16(C, x.data(), x.data(), 2, 2, 2, layout, accumulate, ctx, nullptr, {y.data(), nullptr, act});
   };
-  const auto which = Catch::Contains("an activation is made of a C in bf16 that is written in layout nt");
+  const auto backward = [&](Layout layout, Accumulate accumulate, Activation act) {
+    matmul_bf16(c.data(), x.data(), x.data(), 2, 2, 2, layout, accumulate, ctx, nullptr,
+                {nullptr, nullptr, act, y.data()});
+  };
+  const auto which =
+      Catch::Contains("an activation is made of a C in bf16 that is written in layout nt, its backward in layout nn");
   REQUIRE_NOTHROW(multiply(c.data(), Layout::nt, Accumulate::no, Activation::silu));
   REQUIRE_THROWS_WITH(multiply(c.data(), Layout::nt, Accumulate::yes, Activation::silu), which);
   REQUIRE_THROWS_WITH(multiply(c.data(), Layout::nn, Accumulate::no, Activation::silu), which);
   REQUIRE_THROWS_WITH(multiply(wide.data(), Layout::nt, Accumulate::no, Activation::silu), which);
   REQUIRE_THROWS_WITH(multiply(c.data(), Layout::nt, Accumulate::no, Activation::tanh), Catch::Contains("tanh"));
+  REQUIRE_NOTHROW(backward(Layout::nn, Accumulate::no, Activation::silu));
+  REQUIRE_THROWS_WITH(backward(Layout::nn, Accumulate::yes, Activation::silu), which);
+  REQUIRE_THROWS_WITH(backward(Layout::nt, Accumulate::no, Activation::silu), which);
+  REQUIRE_THROWS_WITH(backward(Layout::nn, Accumulate::no, Activation::sigmoid), Catch::Contains("sigmoid"));
   REQUIRE_THROWS_WITH(
       matmul_bf16(Reals(wide.data()), x.data(), x.data(), 2, 2, 2, Layout::nt, Accumulate::yes, ctx, wide.data()),
       Catch::Contains("a bias is for a product that is written"));

@@ -219,11 +219,16 @@ void grouped_matmul_bf16(bf16* C, const bf16* A, const bf16* B, const int* row_s
 }
 
 void grouped_matmul_bf16_joined(bf16* C, std::span<const MmaFactors> factors, const int* row_start,
-                                const GroupedShape& s, Accumulate accumulate, Context& ctx) {
+                                const GroupedShape& s, Accumulate accumulate, Context& ctx,
+                                const Activated& activated) {
   const MoreFactors more = more_factors("grouped_matmul_bf16_joined", factors);
+  require_activated("grouped_matmul_bf16_joined", activated, Layout::nn, accumulate, Storage::bf16);
   require_groups("grouped_matmul_bf16_joined", s.M, s.E, row_start, ctx);
   if (s.M == 0 || s.N == 0) return;
-  if (ctx.device == Device::cpu) return grouped_matmul_bf16_joined_cpu(C, factors, row_start, s, accumulate, ctx);
+  if (ctx.device == Device::cpu) {
+    grouped_matmul_bf16_joined_cpu(C, factors, row_start, s, accumulate, ctx);
+    return activate(activated, C, s.M * s.N, ctx);
+  }
   const size_t depth = joined_depth(factors);
   const size_t scratch = grouped_matmul_bf16_scratch({s.M, s.E, s.N, depth}, ctx.device);
   const GroupedMmaJob<bf16> job = {.C = C,
@@ -239,7 +244,7 @@ void grouped_matmul_bf16_joined(bf16* C, std::span<const MmaFactors> factors, co
                                    .depth = depth,
                                    .tall = 0,
                                    .accumulate = accumulate == Accumulate::yes,
-                                   .activated = {}};
+                                   .activated = activated};
   grouped_mma_launch<Layout::nn>(job, s.M, ctx);
 }
 

@@ -17,9 +17,10 @@ void grouped_matmul_bf16(bf16* C, const bf16* A, const bf16* B, const int* row_s
                          Layout layout, Accumulate accumulate, Context& ctx, const float* bias = nullptr,
                          const Activated& activated = {});
 // C (M,N): row r of expert e = the sum over i of A_i row r * B_ie, or C + that: as matmul_bf16_joined(), of A_i (M,K_i)
-// and B_i (E,K_i,N) without gaps. s.K is not read; scratch is that of s.K = joined_depth().
+// and B_i (E,K_i,N) without gaps, and with its activated. s.K is not read; scratch is that of s.K = joined_depth().
 void grouped_matmul_bf16_joined(bf16* C, std::span<const MmaFactors> factors, const int* row_start,
-                                const GroupedShape& s, Accumulate accumulate, Context& ctx);
+                                const GroupedShape& s, Accumulate accumulate, Context& ctx,
+                                const Activated& activated = {});
 // The gradient of the experts' matrices: C_e (N,K) += A_e^T B_e, the sum over the rows of expert e. A (M,N), B (M,K),
 // C (E,N,K) of floats. One without rows keeps its C.
 void grouped_matmul_bf16_tn(float* C, const bf16* A, const bf16* B, const int* row_start, const GroupedShape& s,

@@ -15,7 +15,9 @@
 //
 // In a feed-forward layer an activation follows: y = act(C), or y = act(g) * C with the product g of another matrix.
 // Here it is made in the end of the product, of each C as it is stored: C is then not read again, which is a third of
-// the bytes that a kernel for act(g) * C moves, and half of those for act(C). The bits are those of that kernel.
+// the bytes that a kernel for act(g) * C moves, and half of those for act(C). So is its backward, in the end of the
+// product dy = dx W: dy is in no memory at all, and of the 6 bytes an element of dy * act'(u) two are left beside what
+// the product moves, of the 10 with a gate six. The bits are those of the kernels.
 //
 // How it is computed, a rung at a time:
 //
@@ -136,6 +138,13 @@ __global__ void __launch_bounds__(mma_threads, mma_blocks) matmul_bf16_kernel(Mm
 
 // ---- launchers
 
+template <class Out>
+static std::vector<MmaFactors> factors_of(const MmaJob<Out>& job) {
+  std::vector<MmaFactors> factors = {{job.A, job.B, job.K}};
+  factors.insert(factors.end(), job.more.at, job.more.at + job.more.count);
+  return factors;
+}
+
 static size_t totals_of_slices(size_t M, size_t N, size_t K) {
   return K <= matmul_bf16_slice ? 0 : M * N;
 }
@@ -170,19 +179,19 @@ static void launch_mma(const MmaJob<Out>& job, Layout layout, size_t slices, Con
   }
 }
 
-void activate(const Activated& to, const bf16* C, size_t n, Context& ctx) {
-  if (!to.y) return;
-  if (to.g)
-    glu_forward(to.y, to.g, C, n, to.act, ctx);
-  else
-    activation_forward(to.y, C, n, to.act, ctx);
+void activate(const Activated& to, bf16* C, size_t n, Context& ctx) {
+  if (to.y && to.g) return glu_forward(to.y, to.g, C, n, to.act, ctx);
+  if (to.y) return activation_forward(to.y, C, n, to.act, ctx);
+  if (to.u && to.g) return glu_backward(to.dg, C, C, to.g, to.u, n, to.act, ctx);
+  if (to.u) activation_backward(C, C, to.u, n, to.act, ctx);
 }
 
 void require_activated(const char* operation, const Activated& to, Layout layout, Accumulate accumulate,
                        Storage stored) {
-  if (!to.y) return;
-  require(layout == Layout::nt && accumulate == Accumulate::no && stored == Storage::bf16,
-          "%s: an activation is made of a C in bf16 that is written in layout nt", operation);
+  if (!to.y && !to.u) return;
+  require(layout == (to.y ? Layout::nt : Layout::nn) && accumulate == Accumulate::no && stored == Storage::bf16,
+          "%s: an activation is made of a C in bf16 that is written in layout nt, its backward in layout nn",
+          operation);
   if (to.g)
     require_glu_activation(operation, to.act);
   else
@@ -220,9 +229,7 @@ static void multiply_by_cublas(const MmaJob<Out>& job, Layout layout, Context& c
 template <class Out>
 static void multiply_by_tensor_cores(const MmaJob<Out>& job, Layout layout, size_t slices, Context& ctx) {
   const bool enough = 2 * slices * matmul_wgmma_tiles(job.M, job.N, 256) >= multiprocessors();
-  MmaFactors factors[most_factors] = {{job.A, job.B, job.K}};
-  std::copy_n(job.more.at, job.more.count, factors + 1);
-  if (!enough || !matmul_wgmma(job.C, std::span(factors, size_t(job.more.count) + 1), job.M, job.N, layout,
+  if (!enough || !matmul_wgmma(job.C, factors_of(job), job.M, job.N, layout,
                                job.accumulate ? Accumulate::yes : Accumulate::no, job.totals, job.bias, job.activated,
                                ctx, matmul_wgmma_columns(job.M, job.N, slices, multiprocessors()), slices))
     launch_mma(job, layout, slices, ctx);
@@ -235,8 +242,7 @@ static void matmul_bf16_of(MmaJob<Out> job, Layout layout, Context& ctx) {
   require_activated("matmul_bf16", job.activated, layout, accumulate, storage_of<Out>);
   if (job.M == 0 || job.N == 0) return;
   if (ctx.device == Device::cpu) {
-    const MmaFactors factors = {job.A, job.B, job.K};
-    matmul_bf16_cpu(job.C, {&factors, 1}, job.M, job.N, layout, accumulate, job.bias, ctx);
+    matmul_bf16_cpu<Out>(job.C, factors_of(job), job.M, job.N, layout, accumulate, job.bias, ctx);
     if constexpr (storage_of<Out> == Storage::bf16) activate(job.activated, job.C.data, job.M * job.N, ctx);
     return;
   }
@@ -318,12 +324,11 @@ size_t joined_depth(std::span<const MmaFactors> factors) {
 }
 
 void matmul_bf16_joined(Reals C, std::span<const MmaFactors> factors, size_t M, size_t N, Accumulate accumulate,
-                        Context& ctx) {
+                        Context& ctx, const Activated& activated) {
   const MoreFactors more = more_factors("matmul_bf16_joined", factors);
   with_storage(C, [&](auto stored) {
     using Out = decltype(stored);
     const Matrix<Out> c = {C.as<Out>(), N};
-    if (ctx.device == Device::cpu) return matmul_bf16_cpu(c, factors, M, N, Layout::nn, accumulate, nullptr, ctx);
     const MmaJob<Out> job = {.C = c,
                              .A = factors[0].A,
                              .B = factors[0].B,
@@ -335,7 +340,7 @@ void matmul_bf16_joined(Reals C, std::span<const MmaFactors> factors, size_t M, 
                              .depth = joined_depth(factors),
                              .accumulate = accumulate == Accumulate::yes,
                              .totals = nullptr,
-                             .activated = {}};
+                             .activated = activated};
     matmul_bf16_of(job, Layout::nn, ctx);
   });
 }

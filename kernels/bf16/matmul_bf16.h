@@ -9,19 +9,23 @@
 
 namespace gated {
 
-// What stands in the middle of a feed-forward layer, made in the end of the product before it, which has the elements
-// at hand: y = act(C), or y = act(g) * C, of C as it is stored. The bits are those of activation_forward() or
-// glu_forward() on C, and the activations those that they take; but cuBLASLt makes gelu_tanh of C before it is rounded.
-// y, g (M,N) without gaps, apart from one another and from C; without a y nothing is made.
+// What stands in the middle of a feed-forward layer, made in the end of the product beside it, which has the elements
+// at hand. The bits are those of kernels/activation.h, or of kernels/glu.h where there is a g, and the activations those
+// that they take; but cuBLASLt makes gelu_tanh of C before it is rounded.
+//   forward, layout nt    y = act(C), or y = act(g) * C, of C as it is stored
+//   backward, layout nn   the product, rounded, is dy; C = dy * act'(u), or dg = dy*u * act'(g) and C = dy * act(g)
+// y, g, u, dg (M,N) without gaps, apart from one another and from C. Without a y and a u nothing is made.
 struct Activated {
   bf16* y = nullptr;
   const bf16* g = nullptr;
   Activation act = Activation::identity;
+  const bf16* u = nullptr;
+  bf16* dg = nullptr;
 };
 
 // C (M,N) = product (+ bias), or C = C + product, of matrices without gaps in one of the layouts of kernels/matmul.h; a
 // C of bf16 is rounded once, at the end. bias (N) or null is added to every row of a C that is written. C overlaps
-// neither operand. M, N or K may be 0: a sum over nothing is 0. activated: of a C in bf16 that is written in layout nt.
+// neither operand. M, N or K may be 0: a sum over nothing is 0. activated: of a C in bf16 that is written.
 void matmul_bf16(Reals C, const bf16* A, const bf16* B, size_t M, size_t N, size_t K, Layout layout,
                  Accumulate accumulate, Context& ctx, const float* bias = nullptr, const Activated& activated = {});
 
@@ -41,9 +45,9 @@ size_t joined_depth(std::span<const MmaFactors> factors);
 
 // C (M,N) = A_0 B_0 + A_1 B_1 + ..., or C + that: one sum, rounded once. Layout nn: A_i (M,K_i), B_i (K_i,N), of up to
 // most_factors, K_i > 0. Scratch: that of a product of K = joined_depth(). cuBLASLt multiplies one after the other, and
-// rounds a C of bf16 after each.
+// rounds a C of bf16 after each. activated: as of matmul_bf16().
 void matmul_bf16_joined(Reals C, std::span<const MmaFactors> factors, size_t M, size_t N, Accumulate accumulate,
-                        Context& ctx);
+                        Context& ctx, const Activated& activated = {});
 
 // Both gradients of a linear layer y = x W^T + b: dW (out,in) += dy^T x, db (out) += column sum of dy; db may be null.
 // x (N,in), dy (N,out). With cuBLASLt one product makes both.
@@ -57,8 +61,8 @@ size_t matmul_bf16_scratch(size_t M, size_t N, size_t K, Layout layout, Device d
 
 // ---- for launchers of products
 
-// Makes to.y of C (n), by a kernel or a loop of its own: where the product's end did not.
-void activate(const Activated& to, const bf16* C, size_t n, Context& ctx);
+// Makes of C (n) what is asked for, by a kernel or a loop of its own: where the product's end did not.
+void activate(const Activated& to, bf16* C, size_t n, Context& ctx);
 // Refuses what cannot be activated so.
 void require_activated(const char* operation, const Activated& to, Layout layout, Accumulate accumulate,
                        Storage stored);

@@ -205,14 +205,14 @@ template <class Out>
 __device__ bool all_on_quads(const MmaBlock<Out>& block) {
   const Activated& a = block.activated;
   return rows_on_quads(block.C.data, block.C.ld) && rows_on_quads(block.bias, 4) && rows_on_quads(a.y, block.C.ld) &&
-         rows_on_quads(a.g, block.C.ld) &&
+         rows_on_quads(a.g, block.C.ld) && rows_on_quads(a.u, block.C.ld) && rows_on_quads(a.dg, block.C.ld) &&
          (block.depth <= matmul_bf16_slice || rows_on_quads(block.totals.data, block.totals.ld));
 }
 
 // Four neighbours in each of `count` rows of C, m, m + apart, ..., from column n on; x: their sums over the last slice.
 // whole: all of them are inside, and all_on_quads(). Then no branch parts one row's arithmetic from another's, and
 // loads are on their way together.
-template <bool may_activate, bool whole, int count, class Out>
+template <Layout layout, bool whole, int count, class Out>
 __device__ void end_quads(const MmaBlock<Out>& block, size_t m, size_t apart, size_t n, Quad (&x)[count]) {
   keep_in_register(n);  // (it ends in zeros)
   const bool quads = whole || rows_on_quads(block.C.data, block.C.ld);
@@ -244,12 +244,34 @@ __device__ void end_quads(const MmaBlock<Out>& block, size_t m, size_t apart, si
     for (int i = 1; i < count; i++) y[i] = y[0];
     add_to(y);
   }
+  const Activated& a = block.activated;
+  const bool on_quads = whole || all_on_quads(block);
+  if constexpr (layout == Layout::nn && storage_of<Out> == Storage::bf16) {
+    Quad u[count];
+    for (int i = 0; i < count && a.u; i++) u[i] = load(a.u, block.C.ld, i, on_quads);
+    for (int i = 0; i < count && a.g; i++) y[i] = load(a.g, block.C.ld, i, on_quads);
+    for (int i = 0; i < count && a.u; i++) x[i] = stored_quad<Out>(x[i]);
+    if (a.g) {
+      with_known_activation<of_glu>(a.act, [&](auto act) {
+        for (int i = 0; i < count; i++)
+          for (int k = 0; k < 4; k++) {
+            const float dy = x[i].v[k], g = y[i].v[k];
+            y[i].v[k] = dy * u[i].v[k] * activation_slope(decltype(act)::value, g);
+            x[i].v[k] = dy * activation_value(decltype(act)::value, g);
+          }
+      });
+      store(a.dg, y, on_quads);
+    } else if (a.u) {
+      with_known_activation<of_plain>(a.act, [&](auto act) {
+        for (int i = 0; i < count; i++)
+          for (int k = 0; k < 4; k++) x[i].v[k] = x[i].v[k] * activation_slope(decltype(act)::value, u[i].v[k]);
+      });
+    }
+  }
   store(block.C.data, x, quads);
-  if constexpr (may_activate) {
-    const Activated& a = block.activated;
+  if constexpr (layout == Layout::nt && storage_of<Out> == Storage::bf16) {
     if (!a.y) return;
     for (int i = 0; i < count; i++) x[i] = stored_quad<Out>(x[i]);
-    const bool on_quads = quads && rows_on_quads(a.y, block.C.ld) && rows_on_quads(a.g, block.C.ld);
     for (int i = 0; i < count; i++) y[i] = a.g ? load(a.g, block.C.ld, i, on_quads) : x[i];
     with_known_activation<of_glu | of_plain>(a.act, [&](auto act) {
       for (int i = 0; i < count; i++)
@@ -378,7 +400,7 @@ __device__ __forceinline__ void multiply_tile(const MmaBlock<Out>& block, bf16* 
       const size_t m = block.m0 + r / 32 * 64 + half * 32 + r % 32, n = block.n0 + 4 * lane;
       if (m < block.m_end && n < block.n_end) {
         Quad x[1] = {load_four(staged + r * mma_end_pitch + 4 * lane)};
-        end_quads<layout == Layout::nt && storage_of<Out> == Storage::bf16, false>(block, m, 0, n, x);
+        end_quads<layout, false>(block, m, 0, n, x);
       }
     }
   }

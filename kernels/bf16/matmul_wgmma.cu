@@ -290,7 +290,6 @@ __global__ void __launch_bounds__(wgmma_block, 1)
       if (end < strips) keep_total(block, sums, first_row, begin == 0);
     }
 
-    constexpr bool may_activate = layout == Layout::nt && storage_of<Out> == Storage::bf16;
     float* const staged = ends + warp * wgmma_end_floats;
     block.m0 += size_t(warp * wgmma_end_rows);
     const bool on_quads = all_on_quads(block) && block.m0 + wgmma_end_rows <= block.m_end;
@@ -311,7 +310,7 @@ __global__ void __launch_bounds__(wgmma_block, 1)
       const auto end = [&]<bool whole, int count>(int row) {
         Quad x[count];
         for (int i = 0; i < count; i++) x[i] = load_four(staged + (row + i * apart) * wgmma_end_pitch + c);
-        end_quads<may_activate, whole>(block, block.m0 + size_t(row), apart, n, x);
+        end_quads<layout, whole>(block, block.m0 + size_t(row), apart, n, x);
       };
       if (on_quads && block.n0 + size_t(c0 + wgmma_end_columns) <= block.n_end) {
         end.template operator()<true, rows>(first);
