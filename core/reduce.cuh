@@ -175,9 +175,8 @@ void column_reduce_add_cpu(T* out, size_t rows, size_t cols, Fold fold) {
 //     rows   0..127   block 0            block 1     ...   -> partial[0][k][c]
 //     rows 128..255   block b            block b+1   ...   -> partial[1][k][c]        b = ceil(cols/128)
 //
-// The same kernel then adds the slice sums, as if they were sums*cols columns of as many rows as there were slices,
-// until 128 or fewer are left: these the thread of a column adds to each other and then to out. No thread meets
-// another, so there is no barrier. Memory is read once; the partial sums are sums/128 of what a fold reads.
+// No thread meets another, so there is no barrier. Memory is read once; the partial sums are sums/128 of what a fold
+// reads. column_add_kernel adds them.
 
 template <size_t sums, class Fold>
 __global__ void column_slices_kernel(float* partial, size_t rows, size_t cols, Fold fold) {
@@ -190,16 +189,34 @@ __global__ void column_slices_kernel(float* partial, size_t rows, size_t cols, F
   for (size_t k = 0; k < sums; k++) partial[(slice * sums + k) * cols + c] = acc[k];
 }
 
-// The last level (slices,sums,cols), of at most 128 slices. A slice that is alone is the sum.
+// The slices' sums, a level (slices,sums,cols), are added as rows were: in groups of 128, one chain a group; then the
+// groups' sums. A block owns 32 columns of sum k (blockIdx.y), a warp of it a group, a lane a column. So a warp reads
+// 128 neighbouring bytes of every slice.
+//
+//     slices   0..127   warp 0   -> group_sums[0][lane]
+//     slices 128..255   warp 1   -> group_sums[1][lane]   ...   barrier, warp 0: their sum -> out[k][c]
+//
+// A chain takes as long as its loads wait. So a block may fill a multiprocessor, which leaves a thread 64 registers:
+// the compiler then has 16 loads under way before it adds them, in order.
+constexpr size_t add_columns = 32, add_groups = 32, add_most_slices = add_groups * column_slice;
+
 template <size_t sums>
-__global__ void column_add_kernel(std::array<float*, sums> out, const float* level, size_t slices, size_t cols) {
-  const size_t c = threadIdx.x + size_t(blockDim.x) * blockIdx.x;
-  if (c >= cols) return;
-  for (size_t k = 0; k < sums; k++) {
-    float sum = slices == 1 ? level[k * cols + c] : 0.0f;
-    for (size_t slice = 0; slices > 1 && slice < slices; slice++) sum = sum + level[(slice * sums + k) * cols + c];
-    out[k][c] += sum;
-  }
+__global__ void __launch_bounds__(add_columns* add_groups, 1)
+    column_add_kernel(std::array<float*, sums> out, const float* level, size_t slices, size_t cols) {
+  STATIC_SHARED(float, group_sums, [add_groups][add_columns]);
+  const size_t lane = threadIdx.x % add_columns, group = threadIdx.x / add_columns, slice0 = group * column_slice;
+  const size_t slice1 = slice0 + column_slice < slices ? slice0 + column_slice : slices;
+  const size_t c = lane + add_columns * blockIdx.x, k = blockIdx.y;
+  const float start = slices == 1 ? -0.0f : 0.0f;  // a slice that is alone is the sum: v + -0 is v for every v
+  float sum = start;
+  if (c < cols)
+    for (size_t slice = slice0; slice < slice1; slice++) sum = sum + level[(slice * sums + k) * cols + c];
+  group_sums[group][lane] = sum;
+  __syncthreads();  // warp 0 reads what every warp has written
+  if (group > 0 || c >= cols) return;
+  float total = start;
+  for (size_t g = 0; g < blockDim.x / add_columns; g++) total = total + group_sums[g][lane];
+  out[k][c] += total;
 }
 
 // ---- column: launchers
@@ -207,22 +224,25 @@ __global__ void column_add_kernel(std::array<float*, sums> out, const float* lev
 // Bytes of scratch that `sums` column sums over `rows` rows take.
 inline size_t column_reduce_scratch(size_t rows, size_t cols, size_t sums = 1) {
   const size_t slices = ceil_div(rows, column_slice);
-  return (slices + (slices > column_slice ? ceil_div(slices, column_slice) : 0)) * sums * cols * sizeof(float);
+  return (slices + (slices > add_most_slices ? ceil_div(slices, column_slice) : 0)) * sums * cols * sizeof(float);
 }
 
-// column_add_slices_cpu on a device of kernels. level has column_reduce_scratch() bytes in all.
+// column_add_slices_cpu on a device of kernels. level has column_reduce_scratch() bytes in all. Of more slices than
+// column_add_kernel takes (524,288 rows) the groups are made by column_slices_kernel.
 template <size_t sums>
 void column_add_slices(const std::array<float*, sums>& out, float* level, size_t slices, size_t cols, Context& ctx) {
+  if (slices == 0) return;  // no rows add nothing
   const unsigned threads = 128;
   const size_t width = sums * cols;
   float* next = level + slices * width;  // a level and the one above it take turns
   using Add = OneSum<AddRows<float>>;
-  for (; slices > column_slice; slices = ceil_div(slices, column_slice)) {
+  for (; slices > add_most_slices; slices = ceil_div(slices, column_slice)) {
     launch(column_slices_kernel<1, Add>, grid_of(ceil_div(slices, column_slice) * ceil_div(width, threads)), threads, 0,
            ctx, next, slices, width, Add{{level, width}});
     std::swap(level, next);
   }
-  launch(column_add_kernel<sums>, grid_of(ceil_div(cols, threads)), threads, 0, ctx, out, level, slices, cols);
+  launch(column_add_kernel<sums>, dim3(grid_of(ceil_div(cols, add_columns)).x, sums),
+         unsigned(add_columns * ceil_div(slices, column_slice)), 0, ctx, out, level, slices, cols);
 }
 
 // The kernels of a column sum, in scratch memory of the caller's: column_reduce_scratch() bytes.

@@ -148,8 +148,8 @@ struct RmsnormPlainWeights {
 // ---- down the columns: dw
 //
 // The fold puts element (row,c) into the chain of column c. A thread owns one column of a slice of 128 rows and keeps
-// its chain in a register; then the slices' sums are added in the same way (column_slices_kernel in core/reduce.cuh,
-// with a drawing).
+// its chain in a register; then the slices' sums are added in the same way (column_slices_kernel and column_add_kernel
+// in core/reduce.cuh, with drawings).
 //
 // So dy and x cross the bus twice, once for dx and once for dw: with dresidual 24 bytes an element. A block that turns
 // to 16 rows at a time, in both directions, would find them in a cache the second time: 16 bytes. What that saves at

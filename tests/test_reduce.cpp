@@ -190,6 +190,32 @@ TEST_CASE("reduce: a column in its canonical order, alone and as one of several 
   }
 }
 
+TEST_CASE("reduce: two sums of slices that lie ready", "[bitwise]") {
+  // No slice, and one, which is the sum; the ends of a group and of a block's columns; 32 groups, which one launch
+  // takes, and more; so many that a level lies where the first one lay.
+  const std::pair<size_t, size_t> sizes[] = {{0, 3},   {1, 33},   {128, 31}, {129, 32},  {255, 64},  {256, 1},
+                                             {257, 3}, {300, 65}, {4096, 2}, {4097, 33}, {524289, 1}};
+  for (auto [slices, cols] : sizes) {
+    INFO("slices " << slices << " cols " << cols);
+    auto values = random_values<float>(slices * 2 * cols, slices, 3.0f), start = random_values<float>(cols, 5);
+    for (size_t slice = 0; slice < slices; slice++) values[slice * 2 * cols] = -0.0f;  // alone, it is the sum
+    start[0] = -0.0f;
+    Trial t;
+    const std::array out = {t.sum(start), t.sum(cols, 6)};
+    for (size_t i = 0; i < 2 * cols && slices > 0; i++) {
+      std::vector<float> column;
+      for (size_t slice = 0; slice < slices; slice++) column.push_back(values[slice * 2 * cols + i]);
+      out[i / cols].ref[i % cols] += slices == 1 ? column[0] : literal_column_sum(column);
+    }
+    values.resize(column_reduce_scratch(slices * column_slice, cols, 2) / sizeof(float), NAN);
+    on_every_kernel_device(t, [&, slices = slices, cols = cols](Context& ctx) {
+      const Guarded level(ctx, values);
+      column_add_slices(std::array{+out[0], +out[1]}, +level, slices, cols, ctx);
+      level.download();  // nothing is written past the end
+    });
+  }
+}
+
 TEST_CASE("reduce: quads past the end of a row are neither read nor written", "[bitwise]") {
   for (size_t n : {1, 2, 3, 4, 5, 7, 8, 61}) {
     Trial t;
