@@ -306,7 +306,7 @@ RACE_SHADOW := -O1 $(MARCH) -DSIMT_RACE_SHADOW $(SHARED)
 CALL_OF_ACCESS := -fsanitize=thread $(if $(findstring clang,$(COMPILER)),-mllvm -tsan-instrument-read-before-write)
 OPERATION_HEADERS := core/reduce.cuh core/simd.h
 # (Of tests, as of the host's files, -Og makes a fifth less work than -O1.)
-$(eval $(call build_rules,release,$(CXXFLAGS) $(MARCH),-O1 $(MARCH),-Og))
+$(eval $(call build_rules,release,$(CXXFLAGS) $(MARCH),-O2 $(MARCH),-Og))
 $(eval $(call tests_compiled,release,,$(TESTS)))
 $(eval $(call build_rules,debug,-O0 -ggdb3 $(MARCH),-O0 -ggdb3 $(MARCH)))
 $(eval $(call tests_compiled,debug,,$(TESTS)))
