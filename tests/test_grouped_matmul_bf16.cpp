@@ -18,7 +18,7 @@ const GroupedCase ragged[] = {
 };
 
 // By wgmma, in pieces of 256 rows: pieces that end in either of their tiles, nobody, two tiles of columns that end
-// inside, k that ends inside a strip, with NaN behind it (in nn it is left to others); two slices.
+// inside, k that ends inside a strip, with NaN behind it; two slices.
 const GroupedCase wide[] = {{{300, 0, 90}, 264, 128}, {{1, 256, 130, 0, 257}, 24, 72}, {{260}, 24, 4096 + 64}};
 
 // Several slices of K, and several of an expert's rows: with as many experts as may have them, and with more.
@@ -143,6 +143,8 @@ TEST_CASE("grouped_matmul_bf16: one product per expert by wgmma, bit for bit", "
     require_products(g, Layout::nt, Accumulate::no, MmaArithmetic::hopper);
     require_products(g, Layout::nn, Accumulate::yes, MmaArithmetic::hopper);
   });
+  for_every_case(wide, [](const Groups& g) { require_weight_gradients(g, MmaArithmetic::hopper); });
+  for_every_case(tall, [](const Groups& g) { require_weight_gradients(g, MmaArithmetic::hopper); });
   require_joined(Groups(wide[0]), 64);
   require_joined(Groups(wide[1]), 40);
 }
@@ -154,7 +156,8 @@ TEST_CASE("grouped_matmul_bf16: one weight gradient per expert, bit for bit, on 
 }
 
 TEST_CASE("grouped_matmul_bf16: a NaN stays with its expert", "[bitwise]") {
-  const Groups g({{5, 7, 3}, 8, 16});
+  const SharedLimit hopper(shared_limit_sm_90);
+  const Groups g(GENERATE(GroupedCase{{5, 7, 3}, 8, 16}, GroupedCase{{130, 150, 140}, 8, 16}));  // (by wgmma)
   auto x = random_values<float>(g.M * g.K, 1), dy = random_values<float>(g.M * g.N, 2);
   const auto w = random_values<float>(g.E * g.N * g.K, 3);
   std::fill_n(x.begin() + ptrdiff_t(g.begin(1) * g.K), g.rows(1) * g.K, NAN);

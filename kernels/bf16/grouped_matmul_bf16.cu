@@ -56,8 +56,7 @@ void grouped_matmul_bf16_tn_ref(float* C, const bf16* A, const bf16* B, const in
 //   nt, nn   the tile's rows are a piece of an expert's rows (kernels/grouped_rows.cuh): blockIdx.x numbers the pieces,
 //            blockIdx.y the tiles along N
 //   tn       the tile lies in the C of expert blockIdx.z, and k runs over the expert's rows
-// Of nt and nn kernels/bf16/matmul_wgmma.cu makes what has enough rows, where there is such a GPU. In tn an expert's
-// rows are k, which ends anywhere, and what a box brings from behind its end are the next expert's: they stay here.
+// Where there is such a GPU, kernels/bf16/matmul_wgmma.cu makes what has enough rows.
 // Totals stand in scratch where there are several slices: in nt and nn where K > 4096, in tn for the experts with more
 // than 4096 rows, of which each has a matrix there.
 
@@ -152,24 +151,31 @@ size_t grouped_matmul_bf16_tn_scratch(const GroupedShape& s, Device device) {
   return tall_groups(s.M, s.E, matmul_bf16_slice) * s.N * s.K * sizeof(float);
 }
 
-// In nt and nn by wgmma, where an expert has half of a cluster's rows on average: with fewer most of them would be
-// empty.
-template <Layout layout>
-static bool grouped_by_wgmma(const GroupedMmaJob<bf16>& job, size_t M, Context& ctx) {
+// By wgmma, where an expert has half of a cluster's rows on average: with fewer most of them would be empty. In tn they
+// are two strips.
+template <Layout layout, class Out>
+static bool grouped_by_wgmma(const GroupedMmaJob<Out>& job, size_t M, Context& ctx) {
   if (M < job.E * 128) return false;
-  MmaFactors factors[most_factors] = {{{job.A, job.K}, {job.B, packed_ldb(job.N, job.K, layout)}, job.K}};
-  std::copy_n(job.more.at, job.more.count, factors + 1);
-  return matmul_wgmma(Matrix<bf16>{job.C, job.N}, std::span(factors, size_t(job.more.count) + 1), M, job.N, layout,
-                      job.accumulate ? Accumulate::yes : Accumulate::no, job.totals, job.bias, job.activated, ctx,
-                      matmul_wgmma_columns(M, job.N, 1, multiprocessors()), 1, {job.row_start, job.E});
+  const Accumulate accumulate = job.accumulate ? Accumulate::yes : Accumulate::no;
+  const WgmmaGroups groups = {job.row_start, job.E, job.tall};
+  if constexpr (layout == Layout::tn) {
+    const MmaFactors factors = {{job.A, job.N}, {job.B, job.K}, M};
+    return matmul_wgmma(Matrix<Out>{job.C, job.K}, {&factors, 1}, job.N, job.K, layout, accumulate, job.totals, nullptr,
+                        {}, ctx, matmul_wgmma_columns(job.N, job.K, job.E, multiprocessors()), job.E, groups);
+  } else {
+    MmaFactors factors[most_factors] = {{{job.A, job.K}, {job.B, packed_ldb(job.N, job.K, layout)}, job.K}};
+    std::copy_n(job.more.at, job.more.count, factors + 1);
+    return matmul_wgmma(Matrix<Out>{job.C, job.N}, std::span(factors, size_t(job.more.count) + 1), M, job.N, layout,
+                        accumulate, job.totals, job.bias, job.activated, ctx,
+                        matmul_wgmma_columns(M, job.N, 1, multiprocessors()), 1, groups);
+  }
 }
 
 template <Layout layout, class Out>
 static void grouped_mma_launch(const GroupedMmaJob<Out>& job, size_t M, Context& ctx) {
   constexpr bool tn = layout == Layout::tn;
   emulate_mma(ctx);
-  if constexpr (!tn)
-    if (grouped_by_wgmma<layout>(job, M, ctx)) return;
+  if (grouped_by_wgmma<layout>(job, M, ctx)) return;
   const bool aligned =
       mma_aligned({job.A, tn ? job.N : job.K}, {job.B, layout == Layout::nn ? job.N : job.K}, job.more);
   auto* kernel =

@@ -247,25 +247,29 @@ __device__ void end_quads(const MmaBlock<Out>& block, size_t m, size_t apart, si
   const Activated& a = block.activated;
   const bool on_quads = whole || all_on_quads(block);
   if constexpr (layout == Layout::nn && storage_of<Out> == Storage::bf16) {
-    Quad u[count];
-    for (int i = 0; i < count && a.u; i++) u[i] = load(a.u, block.C.ld, i, on_quads);
-    for (int i = 0; i < count && a.g; i++) y[i] = load(a.g, block.C.ld, i, on_quads);
-    for (int i = 0; i < count && a.u; i++) x[i] = stored_quad<Out>(x[i]);
-    if (a.g) {
-      with_known_activation<of_glu>(a.act, [&](auto act) {
-        for (int i = 0; i < count; i++)
-          for (int k = 0; k < 4; k++) {
-            const float dy = x[i].v[k], g = y[i].v[k];
-            y[i].v[k] = dy * u[i].v[k] * activation_slope(decltype(act)::value, g);
-            x[i].v[k] = dy * activation_value(decltype(act)::value, g);
-          }
-      });
-      store(a.dg, y, on_quads);
-    } else if (a.u) {
-      with_known_activation<of_plain>(a.act, [&](auto act) {
-        for (int i = 0; i < count; i++)
-          for (int k = 0; k < 4; k++) x[i].v[k] = x[i].v[k] * activation_slope(decltype(act)::value, u[i].v[k]);
-      });
+    if (a.u) {
+      Quad u[count];  // (a loop over `count` that were not unrolled would keep these in memory)
+      for (int i = 0; i < count; i++) u[i] = load(a.u, block.C.ld, i, on_quads);
+      for (int i = 0; i < count; i++) x[i] = stored_quad<Out>(x[i]);
+      if (a.g) {
+        for (int i = 0; i < count; i++) y[i] = load(a.g, block.C.ld, i, on_quads);
+        with_known_activation<of_glu>(a.act, [&](auto act) {
+#pragma unroll
+          for (int i = 0; i < count; i++)
+            for (int k = 0; k < 4; k++) {
+              const float dy = x[i].v[k], g = y[i].v[k];
+              y[i].v[k] = dy * u[i].v[k] * activation_slope(decltype(act)::value, g);
+              x[i].v[k] = dy * activation_value(decltype(act)::value, g);
+            }
+        });
+        store(a.dg, y, on_quads);
+      } else {
+        with_known_activation<of_plain>(a.act, [&](auto act) {
+#pragma unroll
+          for (int i = 0; i < count; i++)
+            for (int k = 0; k < 4; k++) x[i].v[k] = x[i].v[k] * activation_slope(decltype(act)::value, u[i].v[k]);
+        });
+      }
     }
   }
   store(block.C.data, x, quads);

@@ -60,8 +60,12 @@
 //
 // Rows of experts (WgmmaGroups) go in pieces of 256, a cluster's two tiles, cut from each expert's first row on. A tile
 // that is not full has rows of the next expert in it, which nobody stores, and the box of B that ends behind an
-// expert's columns has those of the next one. Past an expert's k come zeros of A, but of B, in nn, its neighbour's
-// rows: there k ends with a strip, or else 0 times NaN would come in.
+// expert's columns has those of the next one. In tn an expert's rows are k, and each expert has a C: they are slices that
+// end anywhere.
+//
+// Where k ends inside a strip, the strip's other lines are the next expert's: in nn those of B, in tn those of both. They
+// may be NaN, and 0 times NaN is no 0. So the consumers clear them, tell wgmma's proxy of it (a fence), and meet at a
+// barrier of their own before they multiply.
 //
 // Tiles go in bands of 16 tiles of rows, down the columns of a band first: what runs at once then reads few rows of A
 // and few of B, and finds most of them in L2. Of an odd number of tiles the last cluster's second one lies outside: its
@@ -103,7 +107,7 @@ constexpr uint32_t wgmma_stage_bytes(int columns) {
 // The ring, the ends of eight warps, the barriers; and what it takes to begin on a boundary of eight lines.
 constexpr size_t wgmma_shared(int columns) {
   return wgmma_stages * size_t{wgmma_stage_bytes(columns)} + wgmma_consumers / 32 * wgmma_end_floats * sizeof(float) +
-         2 * wgmma_stages * sizeof(Mbarrier) + wgmma_group_bytes;
+         (2 * wgmma_stages + 1) * sizeof(Mbarrier) + wgmma_group_bytes;
 }
 
 // One operand: `rows` rows of A, or columns of B, of a tile, and 64 k at a time. One that blocks share comes in at
@@ -149,16 +153,41 @@ struct WgmmaTiles {
     __device__ bool is_empty() const { return m0 >= m_end; }
   };
   __device__ unsigned count() const { return rows * columns * slices; }
+  template <Layout layout>
   __device__ Place at(unsigned tile) const {
     const unsigned slice = tile / (rows * columns), in_slice = tile % (rows * columns);
     const unsigned band = in_slice / (wgmma_band * columns), in_band = in_slice % (wgmma_band * columns);
     const unsigned first = band * wgmma_band, high = rows - first < wgmma_band ? rows - first : wgmma_band;
     const unsigned row = first + in_band % high, column = in_band / high;
-    if (!groups.row_start) return {size_t{row} * wgmma_cluster_rows, M, column, slice, 0};
+    if (layout == Layout::tn || !groups.row_start) return {size_t{row} * wgmma_cluster_rows, M, column, slice, 0};
     const GroupRows piece = group_rows(groups.row_start, groups.E, wgmma_cluster_rows, row);
     return {piece.begin, piece.end, column, slice, unsigned(piece.expert)};
   }
+
+  // The k of a slice, of K: 4096, or in tn the rows of an expert, of whose C the slice then is.
+  struct Depth {
+    size_t begin, depth;
+  };
+  template <Layout layout>
+  __device__ Depth depth_of(unsigned slice, size_t K) const {
+    if (layout == Layout::tn && groups.row_start) {
+      const size_t begin = size_t(groups.row_start[slice]);
+      return {begin, size_t(groups.row_start[slice + 1]) - begin};
+    }
+    const size_t begin = slice * matmul_bf16_slice, left = K - begin;
+    return {begin, slices > 1 && left > matmul_bf16_slice ? matmul_bf16_slice : left};
+  }
 };
+
+// The lines from `line` on of each group of 64 rows become 0, by all consumers.
+__device__ inline void clear_lines(unsigned char* groups, uint32_t bytes, int line) {
+  constexpr int group = wgmma_line * wgmma_line_bytes, chunk = 16;
+  const int of_group = (wgmma_line - line) * wgmma_line_bytes / chunk;
+  for (int i = int(threadIdx.x); i < int(bytes) / group * of_group; i += wgmma_consumers)
+    store_four(reinterpret_cast<float*>(groups + i / of_group * group + line * wgmma_line_bytes + i % of_group * chunk),
+               Quad{});
+  fence_proxy_async();
+}
 
 // A slice has ended that is not the last of a tile's: the thread's sums are added to those of the slices before.
 template <int columns, class Out>
@@ -197,7 +226,9 @@ __global__ void __launch_bounds__(wgmma_block, 1)
   float* const ends = reinterpret_cast<float*>(stages + wgmma_stages * stage_bytes);
   Mbarrier* const full = reinterpret_cast<Mbarrier*>(ends + wgmma_consumers / 32 * wgmma_end_floats);
   Mbarrier* const empty = full + wgmma_stages;
+  Mbarrier& cleared = empty[wgmma_stages];
   if (threadIdx.x == 0) {
+    cleared.init(wgmma_consumers);
     for (int i = 0; i < wgmma_stages; i++) {
       full[i].init(1);
       empty[i].init(wgmma_ranks * wgmma_consumers / 32);
@@ -208,10 +239,6 @@ __global__ void __launch_bounds__(wgmma_block, 1)
   cluster_barrier();  // the barriers are there, in both blocks: from here on they are all that orders
 
   const int warp = int(threadIdx.x) / 32, lane = int(threadIdx.x) % 32;
-  const auto depth_of = [&](unsigned slice) {
-    const size_t left = product.K - slice * matmul_bf16_slice;
-    return int(tiles.slices > 1 && left > matmul_bf16_slice ? matmul_bf16_slice : left);
-  };
   const int joined = maps.joins ? product.more.count : 0;
   const unsigned clusters = gridDim.x / wgmma_ranks, first_tile = blockIdx.x / wgmma_ranks;
   const unsigned rank = cluster_rank();
@@ -221,15 +248,16 @@ __global__ void __launch_bounds__(wgmma_block, 1)
     give_registers<wgmma_producer_registers>();
     if (threadIdx.x > wgmma_consumers) return;
     for (unsigned tile = first_tile; tile < tiles.count(); tile += clusters) {
-      const auto place = tiles.at(tile);
+      const auto place = tiles.template at<layout>(tile);
       if (place.is_empty()) continue;
+      const auto first = tiles.template depth_of<layout>(place.slice, product.K);
       const int row = int(place.m0) + int(rank) * wgmma_tile_rows, column = int(place.column) * columns;
 #pragma unroll
       for (int f = 0; f < int(maps.most); f++) {
         if (f > joined) break;
-        int k = f == 0 ? int(place.slice * matmul_bf16_slice) : 0;
+        int k = f == 0 ? int(first.begin) : 0;
         const int K = int(f == 0 ? product.K : product.more.at[f - 1].K);
-        const int end = f == 0 ? k + depth_of(place.slice) : K;
+        const int end = f == 0 ? k + int(first.depth) : K;
         const int of_expert = int(place.expert) * (b_along ? K : int(product.n_end));  // lines of B before its own
 #pragma unroll 1
         for (; k < end; k += wgmma_line, s++) {
@@ -255,27 +283,49 @@ __global__ void __launch_bounds__(wgmma_block, 1)
   WgmmaSums<columns> sums;
   constexpr int strips_of_slice = matmul_bf16_slice / wgmma_line;
   const auto strips_of = [](int depth) { return (depth + wgmma_line - 1) / wgmma_line; };
+  unsigned cleared_strips = 0;
   int joined_strips = 0;
 #pragma unroll
   for (int f = 0; f < int(maps.most) - 1; f++)
     if (f < joined) joined_strips += strips_of(int(product.more.at[f].K));
 #pragma unroll 1
   for (unsigned tile = first_tile; tile < tiles.count(); tile += clusters) {
-    const auto place = tiles.at(tile);
-    if (place.is_empty()) continue;
+    const auto place = tiles.template at<layout>(tile);
+    const auto k = tiles.template depth_of<layout>(place.slice, product.K);
+    const int depth = int(k.depth);
+    if (place.is_empty() || depth == 0) continue;
     MmaBlock<Out> block = product;
     block.m0 = place.m0 + rank * wgmma_tile_rows, block.m_end = place.m_end;
     if (block.bias) block.bias += place.expert * block.n_end;
     block.n0 = size_t{place.column} * columns;
-    if (tiles.slices > 1) take_slice(block, place.slice);
-    const int strips = strips_of(depth_of(place.slice)) + joined_strips;
+    const bool may_clear = layout != Layout::nt && tiles.groups.row_start;
+    if (layout == Layout::tn) {
+      block.depth = size_t(depth);
+      block.C.data += place.slice * product.m_end * product.C.ld;
+      if (tiles.groups.row_start)
+        block.totals.data +=
+            tall_group_place(tiles.groups.tall, k.begin, place.slice, tiles.groups.E, matmul_bf16_slice) *
+            product.m_end * product.n_end;
+    }
+    const int strips = strips_of(depth) + joined_strips;
+    int factor = 0, K = depth, factor_end = strips_of(K);
 #pragma unroll 1
     for (int begin = 0, end; begin < strips; begin = end) {  // a slice of k: one chain
       end = strips - begin < strips_of_slice ? strips : begin + strips_of_slice;
 #pragma unroll 1
       for (int strip = begin; strip < end; strip++, s++) {
         full[s % wgmma_stages].wait(s / wgmma_stages % 2);
-        const uint32_t a = shared_address(stages) + s % wgmma_stages * stage_bytes, b = a + wgmma_a_bytes;
+        unsigned char* const stage = stages + s % wgmma_stages * stage_bytes;
+        if (may_clear && strip + 1 == factor_end) {
+          if (K % wgmma_line != 0) {
+            constexpr uint32_t from = layout == Layout::tn ? 0 : wgmma_a_bytes;
+            clear_lines(stage + from, stage_bytes - from, K % wgmma_line);
+            cleared.arrive();
+            cleared.wait(cleared_strips++ % 2);
+          }
+          if (factor < joined) K = int(product.more.at[factor++].K), factor_end += strips_of(K);
+        }
+        const uint32_t a = shared_address(stage), b = a + wgmma_a_bytes;
         sums.fence();
 #pragma unroll
         for (int k = 0; k < wgmma_line; k += int(mma_depth))
@@ -346,14 +396,12 @@ bool matmul_wgmma(Matrix<Out> C, std::span<const MmaFactors> factors, size_t M, 
                   Accumulate accumulate, float* totals, const float* bias, const Activated& activated, Context& ctx,
                   int columns, size_t slices, const WgmmaGroups& groups) {
   constexpr size_t most = size_t{1} << 30;  // of a coordinate, which is an int
-  const size_t rows =
-      groups.row_start ? group_rows_grid(M, groups.E, wgmma_cluster_rows).x : ceil_div(M, wgmma_cluster_rows);
+  const size_t rows = groups.row_start && layout != Layout::tn ? group_rows_grid(M, groups.E, wgmma_cluster_rows).x
+                                                               : ceil_div(M, wgmma_cluster_rows);
   const size_t tiles_side_by_side = ceil_div(N, columns), depth = joined_depth(factors);
   const size_t count = wgmma_ranks * rows * tiles_side_by_side * slices;
-  const auto ends_with_a_strip = [](const MmaFactors& f) { return f.K % wgmma_line == 0; };
   if (depth == 0 || M > most || groups.E * N > most || groups.E * depth > most || count > most ||
-      !slices_are_strips(factors) ||
-      (groups.row_start && layout == Layout::nn && !std::ranges::all_of(factors, ends_with_a_strip)))
+      !slices_are_strips(factors))
     return false;
   const WgmmaTiles tiles = {unsigned(rows), unsigned(tiles_side_by_side), unsigned(slices), M, groups};
 #ifdef __CUDACC__

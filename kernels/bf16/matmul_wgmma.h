@@ -20,10 +20,12 @@ constexpr int matmul_wgmma_columns(size_t M, size_t N, size_t slices, size_t mul
 }
 
 // Rows that belong to experts, each with a B of its own: those of expert e are row_start[e] to row_start[e + 1] - 1,
-// and B, and the bias, stand E times one after the other. On the device, as the counts are (kernels/grouped_rows.cuh).
+// and B, and the bias, stand E times one after the other. In tn rows are k, and C stands E times. On the device, as the
+// counts are (kernels/grouped_rows.cuh).
 struct WgmmaGroups {
   const int* row_start = nullptr;  // null: one product
   size_t E = 1;
+  size_t tall = 0;  // tall_groups(), in tn: of so many matrices is `totals`
 };
 
 // C (M,N) = product (+ bias), or C = C + product, where this kernel can make it: on a GPU of compute capability 9.0 (an
@@ -32,8 +34,7 @@ struct WgmmaGroups {
 // (matmul_bf16_joined()), where all that end before the last slice are whole strips of 64 k. columns: 256 or 192, of a
 // tile. totals (M,N) of scratch: where there is more than one slice. bias, activated: as of matmul_bf16(). slices:
 // where it is more than 1, in tn, all of K's go side by side, and C is the first of as many matrices (M, C.ld), each of
-// one slice. groups: in nt and nn, where in nn every K is whole strips of 64; of an expert's rows the bits are those of
-// the product of these rows alone.
+// one slice. groups: in tn `slices` is E; of an expert's rows the bits are those of the product of these rows alone.
 template <class Out>
 bool matmul_wgmma(Matrix<Out> C, std::span<const MmaFactors> factors, size_t M, size_t N, Layout layout,
                   Accumulate accumulate, float* totals, const float* bias, const Activated& activated, Context& ctx,
