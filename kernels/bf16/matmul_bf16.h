@@ -10,8 +10,8 @@
 namespace gated {
 
 // What stands in the middle of a feed-forward layer, made in the end of the product beside it, which has the elements
-// at hand. The bits are those of kernels/activation.h, or of kernels/glu.h where there is a g, and the activations those
-// that they take; but cuBLASLt makes gelu_tanh of C before it is rounded.
+// at hand. The bits are those of kernels/activation.h, or of kernels/glu.h where there is a g, and the activations
+// those that they take; but cuBLASLt makes gelu_tanh of C before it is rounded.
 //   forward, layout nt    y = act(C), or y = act(g) * C, of C as it is stored
 //   backward, layout nn   the product, rounded, is dy; C = dy * act'(u), or dg = dy*u * act'(g) and C = dy * act(g)
 // y, g, u, dg (M,N) without gaps, apart from one another and from C. Without a y and a u nothing is made.

@@ -60,12 +60,12 @@
 //
 // Rows of experts (WgmmaGroups) go in pieces of 256, a cluster's two tiles, cut from each expert's first row on. A tile
 // that is not full has rows of the next expert in it, which nobody stores, and the box of B that ends behind an
-// expert's columns has those of the next one. In tn an expert's rows are k, and each expert has a C: they are slices that
-// end anywhere.
+// expert's columns has those of the next one. In tn an expert's rows are k, and each expert has a C: they are slices
+// that end anywhere.
 //
-// Where k ends inside a strip, the strip's other lines are the next expert's: in nn those of B, in tn those of both. They
-// may be NaN, and 0 times NaN is no 0. So the consumers clear them, tell wgmma's proxy of it (a fence), and meet at a
-// barrier of their own before they multiply.
+// Where k ends inside a strip, the strip's other lines are the next expert's: in nn those of B, in tn those of both.
+// They may be NaN, and 0 times NaN is no 0. So the consumers clear them, tell wgmma's proxy of it (a fence), and meet
+// at a barrier of their own before they multiply.
 //
 // Tiles go in bands of 16 tiles of rows, down the columns of a band first: what runs at once then reads few rows of A
 // and few of B, and finds most of them in L2. Of an odd number of tiles the last cluster's second one lies outside: its
@@ -291,8 +291,8 @@ __global__ void __launch_bounds__(wgmma_block, 1)
 #pragma unroll 1
   for (unsigned tile = first_tile; tile < tiles.count(); tile += clusters) {
     const auto place = tiles.template at<layout>(tile);
-    const auto k = tiles.template depth_of<layout>(place.slice, product.K);
-    const int depth = int(k.depth);
+    const auto of_slice = tiles.template depth_of<layout>(place.slice, product.K);
+    const int depth = int(of_slice.depth);
     if (place.is_empty() || depth == 0) continue;
     MmaBlock<Out> block = product;
     block.m0 = place.m0 + rank * wgmma_tile_rows, block.m_end = place.m_end;
@@ -304,7 +304,7 @@ __global__ void __launch_bounds__(wgmma_block, 1)
       block.C.data += place.slice * product.m_end * product.C.ld;
       if (tiles.groups.row_start)
         block.totals.data +=
-            tall_group_place(tiles.groups.tall, k.begin, place.slice, tiles.groups.E, matmul_bf16_slice) *
+            tall_group_place(tiles.groups.tall, of_slice.begin, place.slice, tiles.groups.E, matmul_bf16_slice) *
             product.m_end * product.n_end;
     }
     const int strips = strips_of(depth) + joined_strips;
@@ -323,7 +323,10 @@ __global__ void __launch_bounds__(wgmma_block, 1)
             cleared.arrive();
             cleared.wait(cleared_strips++ % 2);
           }
-          if (factor < joined) K = int(product.more.at[factor++].K), factor_end += strips_of(K);
+#pragma unroll
+          for (int f = 0; f < int(maps.most) - 1; f++)  // (a parameter has no index at run time)
+            if (f == factor) K = int(product.more.at[f].K);
+          factor++, factor_end += strips_of(K);
         }
         const uint32_t a = shared_address(stage), b = a + wgmma_a_bytes;
         sums.fence();
