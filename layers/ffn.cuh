@@ -69,7 +69,7 @@ class FeedForward {
     InputGradient da = down_.input_gradient(du_, Accumulate::no, N, ctx);
     down_.backward(da, dy, a_, N, ctx);
     if (products_activate()) {
-      da.finish({nullptr, g_.as<bf16>(), activation(), u_.as<bf16>(), dg_.as<bf16>()});
+      da.finish({.g = g_.as<bf16>(), .act = activation(), .u = u_.as<bf16>(), .dg = dg_.as<bf16>()});
     } else {
       da.finish();
       activation_backward(N, ctx);

@@ -152,7 +152,7 @@ class MmaStrip {
 };
 
 // What a block works on: rows from m0 and columns from n0 of C, 128 of each where they come before m_end and n_end, and
-// k from 0 to K. C, A, B, bias, totals and the two of `activated` point to their first element, wherever the tile is.
+// k from 0 to K. C, A, B, bias, totals and those of `activated` point to their first element, wherever the tile is.
 // totals: where there are several slices, the sum of those that are done.
 template <class Out>
 struct MmaBlock {
@@ -248,13 +248,13 @@ __device__ void end_quads(const MmaBlock<Out>& block, size_t m, size_t apart, si
   const bool on_quads = whole || all_on_quads(block);
   if constexpr (layout == Layout::nn && storage_of<Out> == Storage::bf16) {
     if (a.u) {
-      Quad u[count];  // (a loop over `count` that were not unrolled would keep these in memory)
+      Quad u[count];
       for (int i = 0; i < count; i++) u[i] = load(a.u, block.C.ld, i, on_quads);
       for (int i = 0; i < count; i++) x[i] = stored_quad<Out>(x[i]);
       if (a.g) {
         for (int i = 0; i < count; i++) y[i] = load(a.g, block.C.ld, i, on_quads);
         with_known_activation<of_glu>(a.act, [&](auto act) {
-#pragma unroll
+#pragma unroll  // (a loop over `count` that were not unrolled would keep these in memory)
           for (int i = 0; i < count; i++)
             for (int k = 0; k < 4; k++) {
               const float dy = x[i].v[k], g = y[i].v[k];

@@ -63,9 +63,9 @@
 // expert's columns has those of the next one. In tn an expert's rows are k, and each expert has a C: they are slices
 // that end anywhere.
 //
-// Where k ends inside a strip, the strip's other lines are the next expert's: in nn those of B, in tn those of both.
-// They may be NaN, and 0 times NaN is no 0. So the consumers clear them, tell wgmma's proxy of it (a fence), and meet
-// at a barrier of their own before they multiply.
+// Where k ends inside a strip, the strip's other lines are the next expert's: in tn those of both operands; in nn those
+// of B, times zeros of A from past its edge, but 0 times NaN is no 0. So the consumers clear them, tell wgmma's proxy
+// of it (a fence), and meet at a barrier of their own before they multiply.
 //
 // Tiles go in bands of 16 tiles of rows, down the columns of a band first: what runs at once then reads few rows of A
 // and few of B, and finds most of them in L2. Of an odd number of tiles the last cluster's second one lies outside: its
@@ -275,7 +275,7 @@ __global__ void __launch_bounds__(wgmma_block, 1)
   }
 
   take_registers<wgmma_consumer_registers>();
-  // What the warp has read may be written over.
+  // What the warp has read may be written over. (What clear_lines() stored there has been read since by wgmma, too.)
   const auto give_back = [&](unsigned strip) {
     for (unsigned to = 0; lane == 0 && to < wgmma_ranks; to++) empty[strip % wgmma_stages].arrive_at(to);
   };
@@ -308,7 +308,7 @@ __global__ void __launch_bounds__(wgmma_block, 1)
             product.m_end * product.n_end;
     }
     const int strips = strips_of(depth) + joined_strips;
-    int factor = 0, K = depth, factor_end = strips_of(K);
+    int factor = 0, left = depth;  // of the factor's k
 #pragma unroll 1
     for (int begin = 0, end; begin < strips; begin = end) {  // a slice of k: one chain
       end = strips - begin < strips_of_slice ? strips : begin + strips_of_slice;
@@ -316,17 +316,18 @@ __global__ void __launch_bounds__(wgmma_block, 1)
       for (int strip = begin; strip < end; strip++, s++) {
         full[s % wgmma_stages].wait(s / wgmma_stages % 2);
         unsigned char* const stage = stages + s % wgmma_stages * stage_bytes;
-        if (may_clear && strip + 1 == factor_end) {
-          if (K % wgmma_line != 0) {
-            constexpr uint32_t from = layout == Layout::tn ? 0 : wgmma_a_bytes;
-            clear_lines(stage + from, stage_bytes - from, K % wgmma_line);
-            cleared.arrive();
-            cleared.wait(cleared_strips++ % 2);
-          }
+        if (may_clear && left < wgmma_line) {
+          constexpr uint32_t from = layout == Layout::tn ? 0 : wgmma_a_bytes;
+          clear_lines(stage + from, stage_bytes - from, left);
+          cleared.arrive();
+          cleared.wait(cleared_strips++ % 2);
+        }
+        left -= wgmma_line;
+        if (maps.joins && may_clear && left <= 0) {
 #pragma unroll
           for (int f = 0; f < int(maps.most) - 1; f++)  // (a parameter has no index at run time)
-            if (f == factor) K = int(product.more.at[f].K);
-          factor++, factor_end += strips_of(K);
+            if (f == factor) left = int(product.more.at[f].K);
+          factor++;
         }
         const uint32_t a = shared_address(stage), b = a + wgmma_a_bytes;
         sums.fence();

@@ -25,7 +25,7 @@ constexpr int matmul_wgmma_columns(size_t M, size_t N, size_t slices, size_t mul
 struct WgmmaGroups {
   const int* row_start = nullptr;  // null: one product
   size_t E = 1;
-  size_t tall = 0;  // tall_groups(), in tn: of so many matrices is `totals`
+  size_t tall = 0;  // in tn, tall_groups(): how many matrices (M,N) `totals` is
 };
 
 // C (M,N) = product (+ bias), or C = C + product, where this kernel can make it: on a GPU of compute capability 9.0 (an
