@@ -120,7 +120,7 @@ TEST_CASE("matmul_bf16: the CPU's code and the kernel have the bits of the refer
           const size_t scratch = matmul_bf16_scratch(s.M, s.N, s.K, layout, ctx.device);
           REQUIRE(ctx.most_scratch_used() == scratch);
           if (s.K == slices && layout != Layout::nn && ctx.device != Device::cpu)
-            REQUIRE(scratch == (layout == Layout::tn ? 3 * s.M * 12 : s.M * s.N) * sizeof(float));
+            REQUIRE(scratch == (layout == Layout::tn ? 3 * s.M * 12 : matmul_wgmma_totals()) * sizeof(float));
           if (s.M > 31) return;
           REQUIRE_BITWISE(added, p.got(Accumulate::yes, ctx));
           REQUIRE_BITWISE(rounded, p.got<bf16>(Accumulate::no, ctx, true));
@@ -258,7 +258,7 @@ TEST_CASE("matmul_bf16: wgmma has the bits of the reference", "[matmul_bf16][bit
       on_every_device([&](Context& ctx) {
         if (ctx.device == Device::cpu || !multiplies_as(ctx, MmaArithmetic::hopper)) return;
         t.on(ctx, [&](Context& ctx) {
-          const Guarded totals(ctx, p.C.size());
+          const Guarded totals(ctx, matmul_wgmma_totals());
           const auto multiply = [&]<class Out>(Out* C, size_t more, Accumulate accumulate, const float* with,
                                                Activated to = {}) {
             const MmaFactors factors[] = {
@@ -314,7 +314,7 @@ TEST_CASE("matmul_bf16: several products by wgmma have the bits of the reference
     on_every_device([&](Context& ctx) {
       if (ctx.device == Device::cpu || !multiplies_as(ctx, MmaArithmetic::hopper)) return;
       t.on(ctx, [&](Context& ctx) {
-        const Guarded totals(ctx, M * N);
+        const Guarded totals(ctx, matmul_wgmma_totals());
         for (const auto& [C, columns] : {std::pair(wide, 256), {narrow, 192}})
           REQUIRE(c.is_taken == matmul_wgmma(Matrix<float>{C, N}, t.factors(), M, N, Layout::nn, Accumulate::no, totals,
                                              nullptr, {}, ctx, columns));

@@ -58,7 +58,7 @@ void grouped_matmul_bf16_tn_ref(float* C, const bf16* A, const bf16* B, const in
 //   tn       the tile lies in the C of expert blockIdx.z, and k runs over the expert's rows
 // Where there is such a GPU, kernels/bf16/matmul_wgmma.cu makes what has enough rows.
 // Totals stand in scratch where there are several slices: in nt and nn where K > 4096, in tn for the experts with more
-// than 4096 rows, of which each has a matrix there.
+// than 4096 rows, of which each has a matrix there (of matmul_wgmma.cu's blocks each has a tile).
 
 template <class Out>
 struct GroupedMmaJob {
@@ -148,7 +148,8 @@ size_t grouped_matmul_bf16_scratch(const GroupedShape& s, Device device) {
 
 size_t grouped_matmul_bf16_tn_scratch(const GroupedShape& s, Device device) {
   if (device == Device::cpu) return matmul_bf16_scratch(s.N, s.K, s.M, Layout::tn, device);
-  return tall_groups(s.M, s.E, matmul_bf16_slice) * s.N * s.K * sizeof(float);
+  const size_t tall = tall_groups(s.M, s.E, matmul_bf16_slice);
+  return tall == 0 ? 0 : std::max(tall * s.N * s.K, matmul_wgmma_totals()) * sizeof(float);
 }
 
 // By wgmma, where an expert has half of a cluster's rows on average: with fewer most of them would be empty. In tn they
@@ -157,7 +158,7 @@ template <Layout layout, class Out>
 static bool grouped_by_wgmma(const GroupedMmaJob<Out>& job, size_t M, Context& ctx) {
   if (M < job.E * 128) return false;
   const Accumulate accumulate = job.accumulate ? Accumulate::yes : Accumulate::no;
-  const WgmmaGroups groups = {job.row_start, job.E, job.tall};
+  const WgmmaGroups groups = {job.row_start, job.E};
   if constexpr (layout == Layout::tn) {
     const MmaFactors factors = {{job.A, job.N}, {job.B, job.K}, M};
     return matmul_wgmma(Matrix<Out>{job.C, job.K}, {&factors, 1}, job.N, job.K, layout, accumulate, job.totals, nullptr,

@@ -120,7 +120,7 @@ struct MmaJob {
   MoreFactors more;  // in nn
   size_t depth;      // K, or that of all factors
   bool accumulate;
-  float* totals;  // (M,N) of scratch, where there are several slices: the slices that are done
+  float* totals;  // scratch, where there are several slices: (M,N), or what matmul_wgmma() needs
   Activated activated;
 };
 
@@ -146,7 +146,7 @@ static std::vector<MmaFactors> factors_of(const MmaJob<Out>& job) {
 }
 
 static size_t totals_of_slices(size_t M, size_t N, size_t K) {
-  return K <= matmul_bf16_slice ? 0 : M * N;
+  return K <= matmul_bf16_slice ? 0 : std::max(M * N, matmul_wgmma_totals());
 }
 
 // A weight gradient is small and its k, the tokens, deep: where its tiles alone do not fill a GPU, its slices go side
@@ -277,8 +277,9 @@ size_t matmul_bf16_scratch(size_t M, size_t N, size_t K, Layout layout, Device d
   if (device == Device::cpu) return matmul_bf16_cpu_scratch(M, N, K);
   const size_t of_bias = std::max(layout == Layout::tn ? M * sizeof(float) : 0, N * sizeof(bf16));
   const size_t of_cublas = bias && device == Device::cuda ? of_bias : 0;
-  const size_t side_by_side = slices_side_by_side(M, N, K, layout) * M * matmul_scratch_pitch(N);
-  return std::max(std::max(totals_of_slices(M, N, K), side_by_side) * sizeof(float), of_cublas);
+  const size_t slices = slices_side_by_side(M, N, K, layout), side_by_side = slices * M * matmul_scratch_pitch(N);
+  const size_t totals = slices > 0 && slices == ceil_div(K, matmul_bf16_slice) ? 0 : totals_of_slices(M, N, K);
+  return std::max(std::max(totals, side_by_side) * sizeof(float), of_cublas);
 }
 
 static void multiply(StoredMatrix<void> C, Matrix<const bf16> A, Matrix<const bf16> B, size_t M, size_t N, size_t K,

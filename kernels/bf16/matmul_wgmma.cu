@@ -189,21 +189,35 @@ __device__ inline void clear_lines(unsigned char* groups, uint32_t bytes, int li
   fence_proxy_async();
 }
 
-// A slice has ended that is not the last of a tile's: the thread's sums are added to those of the slices before.
-template <int columns, class Out>
-__device__ void keep_total(const MmaBlock<Out>& block, const WgmmaSums<columns>& sums, int first_row, bool is_first) {
-  const int first_column = int(threadIdx.x) % 32 % 4 * 2;  // of the thread: to it a sum's place is a constant
-  const size_t left = block.n_end - block.n0;
-  int inside = (left < columns ? int(left) : columns) - first_column;
-  keep_in_register(inside);  // (or the comparisons below would be made for every tile, whether a slice ends or not)
-  float* const totals = block.totals.data + block.n0 + size_t(first_column);
-  for_wgmma_sums(0, columns / 2, [&](int i, int r, int c) {
-    const size_t m = block.m0 + size_t(first_row + r);
-    if (m >= block.m_end || c - first_column >= inside) return;
-    float& total = totals[m * block.totals.ld + size_t(c - first_column)];
-    total = is_first ? sums.x[i] : total + sums.x[i];
-  });
-}
+// What the slices of a tile that are done sum to. There are no registers for it: it lies in global memory, in a place of
+// the block's own, which every tile of several slices uses again. A thread reads what it wrote itself. So its sums lie
+// as threads load and store them: four of one thread, then four of the next, and four more of each behind those of all.
+template <int columns>
+class WgmmaTotal {
+ public:
+  __device__ explicit WgmmaTotal(float* totals)
+      : quads_(totals + (size_t{blockIdx.x} * WgmmaSums<columns>::count * wgmma_consumers + threadIdx.x * 4)) {}
+
+  // sums = total + sums. Eight loads are on their way at a time.
+  __device__ void add_to(WgmmaSums<columns>& sums) const {
+    constexpr int at_once = 8;
+#pragma unroll
+    for (int i = 0; i < sums.count; i += 4 * at_once) {
+      Quad quads[at_once];
+      for (int q = 0; q < at_once; q++) quads[q] = load_four(quads_ + size_t(i + 4 * q) * wgmma_consumers);
+      for (int k = 0; k < 4 * at_once; k++) sums.x[i + k] = quads[k / 4].v[k % 4] + sums.x[i + k];
+    }
+  }
+  // total = sums
+  __device__ void set(const WgmmaSums<columns>& sums) {
+#pragma unroll
+    for (int i = 0; i < sums.count; i += 4)
+      store_four(quads_ + size_t(i) * wgmma_consumers, {sums.x[i], sums.x[i + 1], sums.x[i + 2], sums.x[i + 3]});
+  }
+
+ private:
+  float* quads_;
+};
 
 // The matrices of a product, in nn of several that are summed.
 template <Layout layout>
@@ -281,6 +295,7 @@ __global__ void __launch_bounds__(wgmma_block, 1)
   };
   const int first_row = warp / 4 * wgmma_rows;  // of this warpgroup
   WgmmaSums<columns> sums;
+  WgmmaTotal<columns> total(product.totals.data);
   constexpr int strips_of_slice = matmul_bf16_slice / wgmma_line;
   const auto strips_of = [](int depth) { return (depth + wgmma_line - 1) / wgmma_line; };
   unsigned cleared_strips = 0;
@@ -299,14 +314,7 @@ __global__ void __launch_bounds__(wgmma_block, 1)
     if (block.bias) block.bias += place.expert * block.n_end;
     block.n0 = size_t{place.column} * columns;
     const bool may_clear = layout != Layout::nt && tiles.groups.row_start;
-    if (layout == Layout::tn) {
-      block.depth = size_t(depth);
-      block.C.data += place.slice * product.m_end * product.C.ld;
-      if (tiles.groups.row_start)
-        block.totals.data +=
-            tall_group_place(tiles.groups.tall, of_slice.begin, place.slice, tiles.groups.E, matmul_bf16_slice) *
-            product.m_end * product.n_end;
-    }
+    if (layout == Layout::tn) block.C.data += place.slice * product.m_end * product.C.ld;
     const int strips = strips_of(depth) + joined_strips;
     int factor = 0, left = depth;  // of the factor's k
 #pragma unroll 1
@@ -341,7 +349,8 @@ __global__ void __launch_bounds__(wgmma_block, 1)
       }
       sums.template wait<0>();
       give_back(s - 1);
-      if (end < strips) keep_total(block, sums, first_row, begin == 0);
+      if (begin > 0) total.add_to(sums);
+      if (end < strips) total.set(sums);
     }
 
     float* const staged = ends + warp * wgmma_end_floats;
@@ -395,6 +404,10 @@ static bool slices_are_strips(std::span<const MmaFactors> factors) {
   return strips * wgmma_line <= last_slice + matmul_bf16_slice;
 }
 
+size_t matmul_wgmma_totals() {
+  return multiprocessors() * wgmma_tile_rows * 256;
+}
+
 template <class Out>
 bool matmul_wgmma(Matrix<Out> C, std::span<const MmaFactors> factors, size_t M, size_t N, Layout layout,
                   Accumulate accumulate, float* totals, const float* bias, const Activated& activated, Context& ctx,
@@ -413,7 +426,7 @@ bool matmul_wgmma(Matrix<Out> C, std::span<const MmaFactors> factors, size_t M, 
 #endif
   if (ctx.mma_arithmetic != MmaArithmetic::hopper || shared_limit() < wgmma_shared(columns)) return false;
   const MmaBlock<Out> product = {.C = C,
-                                 .totals = {totals, N},
+                                 .totals = {totals, 0},
                                  .A = factors[0].A,
                                  .B = factors[0].B,
                                  .bias = bias,
@@ -423,7 +436,7 @@ bool matmul_wgmma(Matrix<Out> C, std::span<const MmaFactors> factors, size_t M, 
                                  .n_end = N,
                                  .K = factors[0].K,
                                  .more = more_factors("matmul_wgmma", factors),
-                                 .depth = depth,
+                                 .depth = 0,  // (an end adds no totals: WgmmaTotal has done so)
                                  .accumulate = accumulate == Accumulate::yes,
                                  .activated = activated};
   const auto run = [&]<Layout l, int width>() {

@@ -25,16 +25,19 @@ constexpr int matmul_wgmma_columns(size_t M, size_t N, size_t slices, size_t mul
 struct WgmmaGroups {
   const int* row_start = nullptr;  // null: one product
   size_t E = 1;
-  size_t tall = 0;  // in tn, tall_groups(): how many matrices (M,N) `totals` is
 };
+
+// How many floats of scratch its `totals` are, where there is more than one slice of k: one tile of each block.
+size_t matmul_wgmma_totals();
 
 // C (M,N) = product (+ bias), or C = C + product, where this kernel can make it: on a GPU of compute capability 9.0 (an
 // emulator that has its tensor cores and its shared memory), of A and B on boundaries of 16 bytes, their rows too, and
 // K > 0. False where it cannot: then nothing was done. factors: one, or in nn several whose products are summed
 // (matmul_bf16_joined()), where all that end before the last slice are whole strips of 64 k. columns: 256 or 192, of a
-// tile. totals (M,N) of scratch: where there is more than one slice. bias, activated: as of matmul_bf16(). slices:
-// where it is more than 1, in tn, all of K's go side by side, and C is the first of as many matrices (M, C.ld), each of
-// one slice. groups: in tn `slices` is E; of an expert's rows the bits are those of the product of these rows alone.
+// tile. totals: matmul_wgmma_totals() floats, where there is more than one slice. bias, activated: as of matmul_bf16().
+// slices: where it is more than 1, in tn, all of K's go side by side, and C is the first of as many matrices (M, C.ld),
+// each of one slice. groups: in tn `slices` is E; of an expert's rows the bits are those of the product of these rows
+// alone.
 template <class Out>
 bool matmul_wgmma(Matrix<Out> C, std::span<const MmaFactors> factors, size_t M, size_t N, Layout layout,
                   Accumulate accumulate, float* totals, const float* bias, const Activated& activated, Context& ctx,
