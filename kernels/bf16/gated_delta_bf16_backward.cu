@@ -8,6 +8,7 @@
 // Only `dstate` walks over a sequence.
 // tests/test_gated_delta_bf16.cpp
 #include "core/launch.cuh"
+#include "core/quad.cuh"
 #include "kernels/bf16/gated_delta_bf16_state.cuh"
 
 namespace gated {
@@ -16,9 +17,11 @@ namespace gated_delta_bf16 {
 
 // What `dstate` leaves for `gradient`, in scratch.
 struct Left {
-  bf16* dkept;             // (B,Hv,chunks,Dk,Dv): dS' of every chunk, rounded
-  bf16* Du;                // (B,T,Hv,Dv)
-  float *dq_sum, *dk_sum;  // (B,T,Hk,Dk), where value heads share a key: what those so far give to it
+  bf16* dkept;  // (B,Hv,chunks,Dk,Dv): dS' of every chunk, rounded
+  bf16* Du;     // (B,T,Hv,Dv)
+  // Where value heads share a key: what those so far give to it. 64 columns of a block's 64 rows lie together, as its
+  // threads load and store them: for each of its tiles the four sums of one thread, those of the next, and so on.
+  float *dq_sum, *dk_sum;  // (B,Hk,chunks,panels,64 x 64)
 };
 
 // Bytes of shared memory with one chunk of k, q, T^, P^ and do in it, or with two: one that is multiplied and one that
@@ -167,6 +170,14 @@ struct RowDots {
   RowDot q_dq[2], k_plus[2], k_minus[2], k_written[2];
 };
 
+// What is multiplied between two barriers: of value head r, 64 columns of values from column0 on; in the second pass
+// with panel p of a key. In the first p is -1.
+struct Step {
+  size_t r;
+  int p;
+  size_t column0;
+};
+
 // A block of the gradient kernel: what all its value heads share. `at` is the head whose turn it is, number r of those
 // that read the key head.
 struct GradientBlock {
@@ -178,40 +189,56 @@ struct GradientBlock {
   bf16 *keys, *queries;                              // panels of the whole key
   bf16 *toP, *toL, *dout, *Du, *u, *fourth, *fifth;  // panels
   float *c, *beta, *dc, *written;                    // (64)
+  int panels;                                        // of a key
+  Place first;                                       // of the first value head
 
   __device__ static int row0() { return threadIdx.x / 32 * 16; }
+  __device__ Place place_of(size_t r) const { return Place(s, first.b * s.Hv + first.h + r, first.n); }
+  __device__ Step after(Step step) const {
+    if ((step.column0 += panel_columns) < s.Dv) return step;
+    return ++step.p < panels ? Step{step.r, step.p, 0} : Step{step.r + 1, -1, 0};
+  }
 
-  // After it the panels that copy_all() copies are there.
-  template <class Copies>
-  __device__ void bring(Copies copy_all) const {
-    __syncthreads();  // nobody reads what was there before
-    copy_all();
+  // Asks for what a step multiplies, into panels that nobody reads after the barrier: 64 columns of what has values,
+  // and in the second pass the states' rows of the key's panel with them.
+  __device__ void ask_for(const Step& step) const {
+    if (step.r == s.group()) return;
+    const Place at = place_of(step.r);
+    const auto copy_values = [&](bf16* to, const bf16* x) {
+      copy_panel(to, outputs_of(x, s, at), at.t0, step.column0, int(tokens), copies);
+    };
+    const auto copy_states = [&](bf16* to, const bf16* x) {
+      copy_panel(to, state_of(x, s, at), size_t(step.p) * panel_columns, step.column0, panel_columns, copies);
+    };
+    __syncthreads();
+    copy_values(dout, back.dout);
+    copy_values(Du, left.Du);
+    copy_values(u, back.u);
+    if (step.p < 0) {
+      copy_values(fourth, back.miss);
+    } else {
+      copy_states(fourth, back.kept);
+      copy_states(fifth, left.dkept);
+    }
     copies.commit();
+  }
+  // After it what was asked for is there.
+  __device__ void wait_for_panels() const {
     copies.template wait<0>();
     __syncthreads();
   }
-  __device__ void copy_values(bf16* to, const bf16* x, const Place& at, size_t column0) const {
-    copy_panel(to, outputs_of(x, s, at), at.t0, column0, int(tokens), copies);
-  }
-  __device__ void copy_state(bf16* to, const bf16* x, const Place& at, size_t d0, size_t column0) const {
-    copy_panel(to, state_of(x, s, at), d0, column0, panel_columns, copies);
-  }
 
-  // dP, DL, and Du.X of the lane's rows.
-  __device__ void multiply_values(MmaC (&dP)[sums], MmaC (&dL)[sums], RowDot (&to_beta)[2], const Place& at) const {
+  // dP, DL, and Du.X of the lane's rows. The first columns have been asked for.
+  __device__ void multiply_values(MmaC (&dP)[sums], MmaC (&dL)[sums], RowDot (&to_beta)[2], size_t r) const {
     for (size_t column0 = 0; column0 < s.Dv; column0 += panel_columns) {
-      bring([&] {
-        copy_values(dout, back.dout, at, column0);
-        copy_values(Du, left.Du, at, column0);
-        copy_values(u, back.u, at, column0);
-        copy_values(fourth, back.miss, at, column0);
-      });
+      wait_for_panels();
       multiply<Lies::straight, Lies::straight>(dP, dout, row0(), u, s.Dv - column0);
       multiply<Lies::straight, Lies::straight>(dL, Du, row0(), u, s.Dv - column0);
       for_each_pair([&](int tile, int half) {
         const int place = pair_place(row_of_lane(half), tile);
         if (column0 + tile * 8 < s.Dv) to_beta[half].add(load_two(Du + place), load_two(fourth + place));
       });
+      ask_for(after({r, -1, column0}));
     }
   }
 
@@ -249,10 +276,10 @@ struct GradientBlock {
   }
 
   // toP, toL and dbeta.
-  __device__ void make_gradients_of_scores(const Place& at) const {
+  __device__ void make_gradients_of_scores(const Place& at, size_t r) const {
     MmaC dP[sums] = {}, dL[sums] = {};
     RowDot to_beta[2], less_beta[2];
-    multiply_values(dP, dL, to_beta, at);
+    multiply_values(dP, dL, to_beta, r);
     // (one after the other, as registers have not room for three such sums and what comes of them)
     make_toP(dP);
     make_toL(less_beta, dL);
@@ -284,57 +311,47 @@ struct GradientBlock {
   }
 
   // x joins what the heads before have given, and goes out with the last.
-  __device__ void give(bf16* to, float* so_far, const MmaC (&x)[sums], const Place& at, size_t key_head, size_t r,
-                       size_t d0) const {
-    for_each_pair([&](int tile, int half) {
-      const size_t t = at.t0 + row_of_lane(half), column = d0 + column_of_lane(tile, 0);
-      if (t >= s.T || column >= s.Dk) return;
-      float* const sum = so_far + ((at.b * s.T + t) * s.Hk + key_head) * s.Dk + column;
-      float given[2];
+  __device__ void give(bf16* to, float* so_far, MmaC (&x)[sums], const Place& at, size_t r, int p) const {
+    float* const mine = so_far + ((size_t{blockIdx.x} * panels + p) * panel + threadIdx.x * 4);
+    if (r > 0) {
+      Quad given[sums];
 #pragma unroll
-      for (int e = 0; e < 2; e++) {
-        given[e] = x[tile].x[2 * half + e];
-        if (r > 0) given[e] = sum[e] + given[e];
-        if (r + 1 < s.group()) sum[e] = given[e];
-      }
-      if (r + 1 == s.group()) store_two(to + s.qk_row(at.b, t, at.h) + column, given[0], given[1]);
+      for (int tile = 0; tile < sums; tile++) given[tile] = load_four(mine + tile * threads * 4);
+#pragma unroll
+      for (int tile = 0; tile < sums; tile++)
+        for (int e = 0; e < 4; e++) x[tile].x[e] = given[tile].v[e] + x[tile].x[e];
+    }
+    if (r + 1 < s.group()) {
+#pragma unroll
+      for (int tile = 0; tile < sums; tile++)
+        store_four(mine + tile * threads * 4, {x[tile].x[0], x[tile].x[1], x[tile].x[2], x[tile].x[3]});
+      return;
+    }
+    for_each_pair([&](int tile, int half) {
+      const size_t t = at.t0 + row_of_lane(half), column = size_t(p) * panel_columns + column_of_lane(tile, 0);
+      if (t < s.T && column < s.Dk)
+        store_two(to + s.qk_row(at.b, t, at.h) + column, x[tile].x[2 * half], x[tile].x[2 * half + 1]);
     });
   }
 
-  // 64 columns of dq, of panel p.
-  __device__ void make_dq(RowDots& dots, const RowFactors& factors, const Place& at, size_t key_head, size_t r,
-                          int p) const {
-    const size_t d0 = size_t(p) * panel_columns;
-    MmaC dq[sums] = {};
-    for (size_t column0 = 0; column0 < s.Dv; column0 += panel_columns) {
-      bring([&] {  // (after its first barrier toP and toL are there)
-        copy_values(dout, back.dout, at, column0);
-        copy_state(fourth, back.kept, at, d0, column0);
-      });
-      multiply<Lies::straight, Lies::straight>(dq, dout, row0(), fourth, s.Dv - column0);
-    }
-    scale_rows(dq, factors.start);
-    multiply<Lies::straight, Lies::turned>(dq, toP, row0(), keys + p * panel, tokens);
-    add_dots(dots.q_dq, queries + p * panel, dq, d0);
-    give(out.dq, left.dq_sum, dq, at, key_head, r, d0);
-  }
-
-  // 64 columns of dk, which is plus and minus.
-  __device__ void make_dk(RowDots& dots, const RowFactors& factors, const Place& at, size_t key_head, size_t r,
-                          int p) const {
+  // 64 columns of dq and of dk, of panel p. dk is plus and minus. The first columns of values have been asked for;
+  // while the second half of the work is done, which needs none, the next panel's first ones come.
+  __device__ void make_dq_and_dk(RowDots& dots, const RowFactors& factors, const Place& at, size_t r, int p) const {
     const size_t d0 = size_t(p) * panel_columns;
     const bf16 *const k = keys + p * panel, *const q = queries + p * panel;
-    MmaC plus[sums] = {}, minus[sums] = {};
+    MmaC dq[sums] = {}, plus[sums] = {}, minus[sums] = {};
+    constexpr int unrolled = 2;  // (beside three sums there are registers for the addresses of two)
     for (size_t column0 = 0; column0 < s.Dv; column0 += panel_columns) {
-      bring([&] {
-        copy_values(Du, left.Du, at, column0);
-        copy_values(u, back.u, at, column0);
-        copy_state(fourth, back.kept, at, d0, column0);
-        copy_state(fifth, left.dkept, at, d0, column0);
-      });
-      multiply<Lies::straight, Lies::straight>(plus, Du, row0(), fourth, s.Dv - column0);
-      multiply<Lies::straight, Lies::straight>(minus, u, row0(), fifth, s.Dv - column0);
+      wait_for_panels();  // (toP and toL are there, too)
+      multiply<Lies::straight, Lies::straight, unrolled>(dq, dout, row0(), fourth, s.Dv - column0);
+      multiply<Lies::straight, Lies::straight, unrolled>(plus, Du, row0(), fourth, s.Dv - column0);
+      multiply<Lies::straight, Lies::straight, unrolled>(minus, u, row0(), fifth, s.Dv - column0);
+      ask_for(after({r, p, column0}));
     }
+    scale_rows(dq, factors.start);
+    multiply<Lies::straight, Lies::turned>(dq, toP, row0(), k, tokens);
+    add_dots(dots.q_dq, q, dq, d0);
+    give(out.dq, left.dq_sum, dq, at, r, p);
     scale_rows(plus, factors.less);
     scale_rows(minus, factors.to_end);
     add_dots(dots.k_written, k, minus, d0);
@@ -346,7 +363,7 @@ struct GradientBlock {
     for_each_pair([&](int tile, int half) {
       for (int e = 2 * half; e < 2 * half + 2; e++) plus[tile].x[e] = plus[tile].x[e] + minus[tile].x[e];
     });
-    give(out.dk, left.dk_sum, plus, at, key_head, r, d0);
+    give(out.dk, left.dk_sum, plus, at, r, p);
   }
 
   // dg, of the dots and of <S, dS'>, which state_sums (4) has.
@@ -375,9 +392,8 @@ struct GradientBlock {
 }  // namespace gated_delta_bf16
 
 // A value head takes two passes. The first adds up dP, DL and Du.X over panels of values, and makes toP and toL of
-// them; the second makes dq, and then plus and minus, 64 columns of a key at a time, over the panels that each of them
-// wants. (All three at once would not fit into a thread's registers.) Queries and keys stay in shared memory, what has
-// values passes by. Grid (B*Hk*chunks).
+// them; the second makes dq, plus and minus, 64 columns of a key at a time, over panels of values and of states.
+// Queries and keys stay in shared memory, what has values passes by. Grid (B*Hk*chunks).
 __global__ void __launch_bounds__(gated_delta_bf16::threads, 2)
     gated_delta_bf16_gradient_kernel(GatedDeltaBf16Gradients out, GatedDeltaBf16BackwardIn back, GatedDeltaBf16In in,
                                      gated_delta_bf16::Made made, gated_delta_bf16::Left left, GatedDeltaShape s) {
@@ -394,10 +410,9 @@ __global__ void __launch_bounds__(gated_delta_bf16::threads, 2)
   bf16 *const queries = shared + panels * panel, *const rest = queries + panels * panel;
 
   AsyncCopies copies;
-  const Place any(s, b * s.Hv + key_head * s.group(), n);
-  copy_panels(shared, keys_of(in.k, s, any), any.t0, copies);
-  copy_panels(queries, keys_of(in.q, s, any), any.t0, copies);
-  copies.commit();
+  const Place first(s, b * s.Hv + key_head * s.group(), n);
+  copy_panels(shared, keys_of(in.k, s, first), first.t0, copies);
+  copy_panels(queries, keys_of(in.q, s, first), first.t0, copies);
 
   const GradientBlock block = {.out = out,
                                .back = back,
@@ -416,9 +431,12 @@ __global__ void __launch_bounds__(gated_delta_bf16::threads, 2)
                                .c = c,
                                .beta = beta,
                                .dc = dc,
-                               .written = written};
+                               .written = written,
+                               .panels = panels,
+                               .first = first};
+  block.ask_for({0, -1, 0});
   for (size_t r = 0; r < s.group(); r++) {
-    const Place at(s, b * s.Hv + key_head * s.group() + r, n);
+    const Place at = block.place_of(r);
     if (i < int(tokens)) {
       c[i] = made.c_of(at)[i];
       beta[i] = made.beta_of(at)[i];
@@ -426,12 +444,11 @@ __global__ void __launch_bounds__(gated_delta_bf16::threads, 2)
     const size_t state = kept_state(s, at.b, at.h, n);
     state_dot_of_block(state_sums, back.kept + state, left.dkept + state, s.Dk * s.Dv);
 
-    block.make_gradients_of_scores(at);
+    block.make_gradients_of_scores(at, r);
     RowDots dots;
     for (int p = 0; p < panels; p++) {
       const RowFactors factors = block.row_factors();
-      block.make_dq(dots, factors, at, key_head, r, p);
-      block.make_dk(dots, factors, at, key_head, r, p);
+      block.make_dq_and_dk(dots, factors, at, r, p);
     }
     block.make_dg(dots, state_sums, at);
   }
@@ -441,9 +458,13 @@ __global__ void __launch_bounds__(gated_delta_bf16::threads, 2)
 
 namespace gated_delta_bf16 {
 
+// Of dq_sum, and of dk_sum.
+static size_t sums_size(const GatedDeltaShape& s) {
+  return s.group() > 1 ? s.B * s.Hk * chunks_of(s) * ceil_div(s.Dk, size_t{panel_columns}) * panel : 0;
+}
+
 static size_t left_bytes(const GatedDeltaShape& s) {
-  const size_t sums = s.group() > 1 ? 2 * s.B * s.T * s.Hk * s.Dk : 0;
-  return (gated_delta_bf16_kept_size(s) + s.B * s.T * s.Hv * s.Dv) * sizeof(bf16) + sums * sizeof(float);
+  return (gated_delta_bf16_kept_size(s) + s.B * s.T * s.Hv * s.Dv) * sizeof(bf16) + 2 * sums_size(s) * sizeof(float);
 }
 
 }  // namespace gated_delta_bf16
@@ -461,7 +482,7 @@ void gated_delta_bf16_backward(const GatedDeltaBf16Gradients& out, const GatedDe
   left.dkept = reinterpret_cast<bf16*>(scratch + made_bytes(s));
   left.Du = left.dkept + gated_delta_bf16_kept_size(s);
   left.dq_sum = reinterpret_cast<float*>(left.Du + s.B * s.T * s.Hv * s.Dv);
-  left.dk_sum = left.dq_sum + s.B * s.T * s.Hk * s.Dk;
+  left.dk_sum = left.dq_sum + sums_size(s);
   const size_t room = key_room(s.Dk), panels = ceil_div(s.Dk, size_t{panel_columns});
   // Two chunks where a block has room for them: on an A100 or H100 with keys of up to 128.
   const bool two = room <= 128 && dstate_shared(room, 2) <= shared_limit();

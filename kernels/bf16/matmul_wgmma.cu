@@ -189,9 +189,9 @@ __device__ inline void clear_lines(unsigned char* groups, uint32_t bytes, int li
   fence_proxy_async();
 }
 
-// What the slices of a tile that are done sum to. There are no registers for it: it lies in global memory, in a place of
-// the block's own, which every tile of several slices uses again. A thread reads what it wrote itself. So its sums lie
-// as threads load and store them: four of one thread, then four of the next, and four more of each behind those of all.
+// What the slices of a tile that are done sum to. There are no registers for it: it lies in global memory, in a place
+// of the block's own, which every tile of several slices uses again. A thread reads what it wrote itself. So its sums
+// lie as threads load and store them: four of one thread, four of the next, ..., then four more of each.
 template <int columns>
 class WgmmaTotal {
  public:
