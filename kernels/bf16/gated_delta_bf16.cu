@@ -273,7 +273,7 @@ __global__ void __launch_bounds__(gated_delta_bf16::threads, 2)
   for (size_t n = 0; n < chunks; n++) {
     const Place at(s, blockIdx.x, n);
     bf16 *const k = buffers + n % 2 * buffer, *const T = k + keys / 64 * panel, *const v = T + panel;
-    const float *const c = made.c_of(at), *const beta = made.beta_of(at), last = c[tokens - 1];
+    const RowGates of_row(made, at);
     state.round_to(rounded_S, s.Dk);
     copies.template wait<0>();
     __syncthreads();  // A
@@ -284,13 +284,13 @@ __global__ void __launch_bounds__(gated_delta_bf16::threads, 2)
     multiply_panels<Lies::straight, Lies::turned, unrolled>(x, k, row0, rounded_S, s.Dk);
     for_each_pair([&](int tile, int half) {
       const int row = row_of_lane(half), place = pair_place(row, tile);
-      const float less = -exact_exp(c[row]);
+      const float less = -exact_exp(of_row.c[half]);
       const Two value = load_two(v + place);
       float(&to)[4] = x[tile].x;
 #pragma unroll
       for (int e = 0; e < 2; e++) to[2 * half + e] = fused(less, to[2 * half + e], value.x[e]);
       store_two(v + place, to[2 * half], to[2 * half + 1]);
-      store_two(Y + place, beta[row] * to[2 * half], beta[row] * to[2 * half + 1]);
+      store_two(Y + place, of_row.beta[half] * to[2 * half], of_row.beta[half] * to[2 * half + 1]);
     });
     __syncthreads();  // B
     MmaC u[sums] = {};
@@ -298,7 +298,8 @@ __global__ void __launch_bounds__(gated_delta_bf16::threads, 2)
     __syncwarp();  // the warp has read its rows of T^
     for_each_pair([&](int tile, int half) {
       const int row = row_of_lane(half), place = pair_place(row, tile);
-      const float low = u[tile].x[2 * half], high = u[tile].x[2 * half + 1], left = exact_exp(last - c[row]);
+      const float low = u[tile].x[2 * half], high = u[tile].x[2 * half + 1],
+                  left = exact_exp(of_row.last - of_row.c[half]);
       store_two(T + place, low, high);
       store_two(w + place, left * low, left * high);
     });
@@ -306,7 +307,7 @@ __global__ void __launch_bounds__(gated_delta_bf16::threads, 2)
     const size_t output = s.o_row(at.b, at.t0, at.h) + column0, rows = s.T - at.t0, columns = s.Dv - column0;
     if (out.miss) write_panel(out.miss + output, s.Hv * s.Dv, rows, columns, v, int(tokens));
     write_panel(out.u + output, s.Hv * s.Dv, rows, columns, T, int(tokens));
-    state.scale(exact_exp(last), s.Dk);
+    state.scale(exact_exp(of_row.last), s.Dk);
     state.add(k, w, s.Dk);
   }
   if (out.final) state.store(out.final + s.state(first.b, first.h), s, column0);

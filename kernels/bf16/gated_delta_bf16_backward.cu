@@ -106,7 +106,7 @@ __global__ void __launch_bounds__(gated_delta_bf16::threads, keys <= 64 ? 2 : 1)
     const Place at(s, blockIdx.x, n);
     bf16 *const k = buffer_of(n), *const q = k + keys / 64 * panel, *const T = q + keys / 64 * panel,
                 *const P = T + panel, *const dout = P + panel;
-    const float *const c = made.c_of(at), *const beta = made.beta_of(at), last = c[tokens - 1];
+    const RowGates of_row(made, at);
     state.round_to(rounded_dS, s.Dk);
     copies.template wait<0>();
     __syncthreads();  // A
@@ -117,7 +117,7 @@ __global__ void __launch_bounds__(gated_delta_bf16::threads, keys <= 64 ? 2 : 1)
     multiply_panels<Lies::straight, Lies::turned, unrolled>(sum, k, row0, rounded_dS, s.Dk);
     for_each_pair([&](int tile, int half) {
       const int row = row_of_lane(half);
-      const float to_end = exact_exp(last - c[row]), start = exact_exp(c[row]);
+      const float to_end = exact_exp(of_row.last - of_row.c[half]), start = exact_exp(of_row.c[half]);
       for (int e = 2 * half; e < 2 * half + 2; e++) sum[tile].x[e] = to_end * sum[tile].x[e];
       const Two d = load_two(dout + pair_place(row, tile));
       store_two(a + pair_place(row, tile), start * d.x[0], start * d.x[1]);
@@ -131,7 +131,7 @@ __global__ void __launch_bounds__(gated_delta_bf16::threads, keys <= 64 ? 2 : 1)
     multiply<Lies::turned, Lies::turned, unrolled>(Du, T, row0, du, tokens);
     for_each_pair([&](int tile, int half) {
       const int row = row_of_lane(half), place = pair_place(row, tile);
-      const float strength = beta[row], less = -(exact_exp(c[row]) * strength);
+      const float strength = of_row.beta[half], less = -(exact_exp(of_row.c[half]) * strength);
       const float low = Du[tile].x[2 * half], high = Du[tile].x[2 * half + 1];
       store_two(dout + place, low, high);
       store_two(P + place, strength * low, strength * high);
@@ -141,7 +141,7 @@ __global__ void __launch_bounds__(gated_delta_bf16::threads, keys <= 64 ? 2 : 1)
     const size_t rows = s.T - at.t0, columns = s.Dv - column0;
     write_panel(left.Du + s.o_row(at.b, at.t0, at.h) + column0, s.Hv * s.Dv, rows, columns, dout, int(tokens));
     write_panel(out.dv + s.v_row(at.b, at.t0, at.h) + column0, s.v_step(), rows, columns, P, int(tokens));
-    state.scale(exact_exp(last), s.Dk);
+    state.scale(exact_exp(of_row.last), s.Dk);
     state.add(q, a, s.Dk);
     state.add(k, z, s.Dk);
     if (buffers == 1) {

@@ -61,4 +61,16 @@ struct StateColumns {
   }
 };
 
+// c and beta of a lane's rows, and c of the chunk's last. They are asked for before the barrier that a chunk begins
+// with, so that their way from memory is behind them when they are wanted.
+struct RowGates {
+  float c[2], beta[2], last;
+  __device__ RowGates(const Made& made, const Place& at) : last(made.c_of(at)[tokens - 1]) {
+    for (int half = 0; half < 2; half++) {
+      c[half] = made.c_of(at)[row_of_lane(half)];
+      beta[half] = made.beta_of(at)[row_of_lane(half)];
+    }
+  }
+};
+
 }  // namespace gated::gated_delta_bf16

@@ -52,16 +52,29 @@ struct Matrix {
   size_t stride, rows, columns;
 };
 
-// Asks for `count` rows and 64 columns from (row0,column0) on; what is not there is 0. A thread copies the same chunk
-// of every 16th row.
+// A thread has the same chunk of every 16th row of a panel: chunk c of row `first`, of row first + 16, ... Rows 16
+// apart have their chunks in the same order, so that from one to the next an address grows by as much each time.
+struct PanelThread {
+  int c = threadIdx.x % panel_chunks, first = threadIdx.x / panel_chunks;
+  static constexpr int apart = threads / panel_chunks;
+  static_assert(apart % 8 == 0);
+  // Of rows and columns that are there, so many, from where the panel begins: the end of this thread's rows.
+  __device__ int end(size_t rows, size_t columns, int count) const {
+    return size_t(c) * chunk >= columns ? 0 : rows < size_t(count) ? int(rows) : count;
+  }
+};
+
+// Asks for `count` rows and 64 columns from (row0,column0) on; what is not there is 0.
 __device__ inline void copy_panel(bf16* to, const Matrix& x, size_t row0, size_t column0, int count,
                                   AsyncCopies& copies) {
-  const int c = threadIdx.x % panel_chunks;
+  const PanelThread me;
+  const int end = row0 < x.rows && column0 < x.columns ? me.end(x.rows - row0, x.columns - column0, count) : 0;
+  const bf16* from = x.at + (row0 + me.first) * x.stride + column0 + me.c * chunk;
+  to += place(me.first, me.c);
 #pragma unroll 1  // so that addresses of one copy alone are in registers
-  for (int row = threadIdx.x / panel_chunks; row < count; row += threads / panel_chunks) {
-    const size_t from_row = row0 + row, column = column0 + c * chunk;
-    const bool there = from_row < x.rows && column < x.columns;
-    copies.copy16(to + place(row, c), there ? x.at + from_row * x.stride + column : x.at, there ? 16 : 0);
+  for (int row = me.first; row < count; row += me.apart) {
+    copies.copy16(to, row < end ? from : x.at, row < end ? 16 : 0);
+    from += me.apart * x.stride, to += me.apart * panel_columns;
   }
 }
 // The 64 rows from row0 on, in so many panels as the matrix has columns for.
@@ -71,11 +84,12 @@ __device__ inline void copy_panels(bf16* to, const Matrix& x, size_t row0, Async
 }
 // A panel of up to `count` rows to global memory, as far as it is there.
 __device__ inline void write_panel(bf16* to, size_t stride, size_t rows, size_t columns, const bf16* from, int count) {
-#pragma unroll 1
-  for (int i = threadIdx.x; i < count * panel_chunks; i += threads) {
-    const int row = i / panel_chunks, c = i % panel_chunks;
-    if (size_t(row) < rows && size_t(c) * chunk < columns)
-      *reinterpret_cast<Chunk*>(to + row * stride + c * chunk) = *reinterpret_cast<const Chunk*>(from + place(row, c));
+  const PanelThread me;
+  const int end = me.end(rows, columns, count);
+  to += me.first * stride + me.c * chunk, from += place(me.first, me.c);
+  for (int row = me.first; row < end; row += me.apart) {
+    *reinterpret_cast<Chunk*>(to) = *reinterpret_cast<const Chunk*>(from);
+    to += me.apart * stride, from += me.apart * panel_columns;
   }
 }
 
