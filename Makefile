@@ -44,8 +44,8 @@ EXACT := -ffp-contract=off -fno-math-errno -fno-trapping-math
 CXXFLAGS ?= -O3 $(if $(X86),-mprefer-vector-width=512,$(if $(findstring clang,$(CXX))$(APPLE),,-fno-schedule-insns))
 # (with these the emulator can follow how a kernel came to a barrier)
 CALLS := -fno-omit-frame-pointer -fno-optimize-sibling-calls
-# (A compiler makes one call of the same call in two branches.)
-CALLS += $(if $(findstring clang,$(CXX)),-mllvm -enable-tail-merge=false,-fno-crossjumping -fno-tree-tail-merge)
+# (A compiler makes one call of two equal ones in two branches.)
+CALLS += $(if $(findstring clang,$(CXX))$(APPLE),-mllvm -enable-tail-merge=false,-fno-crossjumping -fno-tree-tail-merge)
 # A switch over a choice names them all: one that lacks a new choice does not compile.
 WARNINGS := -Wall -Wextra -Werror=switch -Wno-unknown-pragmas
 # (clang++ names loops that it does not unroll or vectorise though asked, and fail(), whose callers write the format)

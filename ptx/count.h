@@ -3,9 +3,9 @@
 // PTX_COUNT=FILE: no launch runs whole. Of each one that differs from those before in more than its addresses, six
 // blocks (of clusters: six of these) run, the first, the last, and four that lie evenly between; FILE says what those
 // four did, summed (all, where there are no more than six). Device memory is then zeros that take no place, copies of
-// more than 32 MiB and all memsets are left out, and the device has 132 multiprocessors: a step of a model of any size
-// can be counted on a laptop, and computes nothing. (The parameters are more, in one copy. AdamW's list of blocks is
-// less, and says what each of them moves.) PTX_COUNT_BLOCKS=0: no block runs; FILE then has the launches alone.
+// more than 256 MiB and all memsets are left out, and the device has 132 multiprocessors: a step of a model of any size
+// can be counted on a laptop, and computes nothing. (AdamW's list of blocks, which says what each of them moves, is
+// less for up to 16 billion parameters.) PTX_COUNT_BLOCKS=0: no block runs; FILE then has the launches alone.
 //
 // Accesses are counted by warps, as the hardware makes them (CUDA C++ Best Practices Guide, "Coalesced Access to Global
 // Memory" and "Shared Memory and Memory Banks"): the lanes that come to a line for the n-th time make one access.

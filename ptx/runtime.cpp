@@ -39,7 +39,7 @@ constexpr Gpu gpus[] = {{80, 163 << 10, 164 << 10, 2048, 32},
 constexpr size_t shared_without_opt_in = 48 << 10;
 constexpr size_t shared_of_the_system = 1 << 10;          // that each block takes beside its own
 const int multiprocessors = Counter::wanted() ? 132 : 4;  // few, so that small launches fill the device; an H100's
-constexpr size_t counted_copy = 32 << 20;                 // what is copied where nothing but counts is wanted
+constexpr size_t counted_copy = 256 << 20;                // what is copied where nothing but counts is wanted
 constexpr int most_threads = 1024;
 constexpr int most_block[] = {1024, 1024, 64}, most_grid[] = {0x7fffffff, 65535, 65535}, most_cluster = 8;
 constexpr size_t most_in_cluster = 4096;  // threads: what each knows of each other is kept

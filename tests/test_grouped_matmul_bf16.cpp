@@ -22,9 +22,10 @@ const GroupedCase ragged[] = {
 // inside, k that ends inside a strip, with NaN behind it; two slices.
 const GroupedCase wide[] = {{{300, 0, 90}, 264, 128}, {{1, 256, 130, 0, 257}, 24, 72}, {{260}, 24, 4096 + 64}};
 
-// Several slices of K, and several of an expert's rows: with as many experts as may have them, and with more.
+// Several slices of K, and several of an expert's rows: with as many experts as may have them, and with more; three, by
+// wgmma.
 const GroupedCase deep[] = {{{3, 0, 1}, 9, 4096 + 24}};
-const GroupedCase tall[] = {{{4097, 0, 4100}, 16, 8}, {{4100}, 5, 3}};
+const GroupedCase tall[] = {{{4097, 0, 4100}, 16, 8}, {{8200}, 16, 8}, {{4100}, 5, 3}};
 
 void require_products(const Groups& g, Layout layout, Accumulate accumulate, MmaArithmetic arithmetic) {
   const bool add = accumulate == Accumulate::yes;

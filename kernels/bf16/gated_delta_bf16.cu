@@ -157,8 +157,7 @@ void gated_delta_bf16_backward_ref(const GatedDeltaBf16GradientsOf<Stored>& out,
 //   make     c, T and P of every chunk                            a block a chunk of a value head
 //   state    X, u and the states, from chunk to chunk             a block 64 columns of a value head's state
 //   output   o                                                    a block 64 columns of a chunk
-// Only `state` walks over a sequence, so it does as little as it can. Warp w makes rows 16w .. 16w + 15 of 64 x 64
-// products.
+// Only `state` walks over a sequence, so it does as little as it can.
 
 // Column j of T is thread j's. It makes eight rows at a time: what the rows before them give comes first, each T_mj
 // read once for all eight, and then what they give to each other, in registers.
@@ -170,7 +169,7 @@ __global__ void __launch_bounds__(gated_delta_bf16::threads)
   constexpr int pitch =
       tokens + 4;  // of A: a lane's two columns, four lanes apart, and eight rows are in different banks
   const Place at(s, blockIdx.x / chunks_of(s), blockIdx.x % chunks_of(s));
-  const int panels = int(ceil_div(s.Dk, size_t{panel_columns})), i = threadIdx.x, row0 = threadIdx.x / 32 * 16;
+  const int panels = int(ceil_div(s.Dk, size_t{panel_columns})), i = threadIdx.x;
   bf16 *const keys = shared, *const queries = keys + panels * panel;
   float* const less_A = reinterpret_cast<float*>(queries + panels * panel);  // -A transposed
   float *const T = less_A + tokens * pitch, *const c = T + tokens * tokens, *const betas = c + tokens;
@@ -195,8 +194,8 @@ __global__ void __launch_bounds__(gated_delta_bf16::threads)
   if (i < int(tokens)) made.c[at.number * tokens + i] = c[i];
 
   MmaC kk[sums] = {}, qk[sums] = {};
-  multiply_panels<Lies::straight, Lies::straight>(kk, keys, row0, keys, s.Dk);
-  multiply_panels<Lies::straight, Lies::straight>(qk, queries, row0, keys, s.Dk);
+  multiply_panels<Lies::straight, Lies::straight>(kk, keys, keys, s.Dk);
+  multiply_panels<Lies::straight, Lies::straight>(qk, queries, keys, s.Dk);
   for_each_pair([&](int n, int half) {
     const int row = row_of_lane(half);
     float p[2];
@@ -235,16 +234,16 @@ __global__ void __launch_bounds__(gated_delta_bf16::threads)
 
 // Per chunk, with S in registers:
 //
-//    S^ to shared memory | X = v - e^c k S^, Y^ | u = T^ Y^, w^ = G_n u | S = e^c_n S + k w^
-//                        A                      B                       C
+//    S^ to shared memory | X = v - e^c k S^, Y^ | u = T^ Y^ | w^ = G_n u | S = e^c_n S + k w^
+//                        A                      B           C            D
 //   A   S^ is there, and k, T^ and v of the chunk; every warp is done with the chunk before, into whose place the
 //       next is copied
 //   B   Y^ is there; nobody reads S^ any more
-//   C   w^ is there, and u^ and X^ in the places of T^ and v, of which a warp reads its own rows alone; nobody reads
-//       Y^ any more
+//   C   nobody reads T^ and Y^ any more
+//   D   w^ is there, and u^ and X^ in the places of T^ and v
 // Grid (B*Hv, columns).
 template <int keys>
-__global__ void __launch_bounds__(gated_delta_bf16::threads, 2)
+__global__ void __launch_bounds__(gated_delta_bf16::walkers, keys <= 128 ? 2 : 1)
     gated_delta_bf16_state_kernel(GatedDeltaBf16Out out, GatedDeltaBf16In in, gated_delta_bf16::Made made,
                                   GatedDeltaShape s) {
   using namespace gated_delta_bf16;
@@ -253,20 +252,18 @@ __global__ void __launch_bounds__(gated_delta_bf16::threads, 2)
   bf16 *const rounded_S = shared, *const Y = rounded_S + keys / 64 * panel, *const w = Y + panel,
               *const buffers = w + panel;
   const size_t chunks = chunks_of(s), column0 = size_t(blockIdx.y) * panel_columns;
-  const int row0 = threadIdx.x / 32 * 16;
 
   AsyncCopies copies;
   const auto copy = [&](size_t n) {
     const Place at(s, blockIdx.x, n);
     bf16 *const k = buffers + n % 2 * buffer, *const T = k + keys / 64 * panel, *const v = T + panel;
-    copy_panels(k, keys_of(in.k, s, at), at.t0, copies);
-    copy_panel(T, made.T_of(at), 0, 0, int(tokens), copies);
-    copy_panel(v, values_of(in.v, s, at), at.t0, column0, int(tokens), copies);
+    copy_panels<walkers>(k, keys_of(in.k, s, at), at.t0, copies);
+    copy_panel<walkers>(T, made.T_of(at), 0, 0, int(tokens), copies);
+    copy_panel<walkers>(v, values_of(in.v, s, at), at.t0, column0, int(tokens), copies);
     copies.commit();
   };
   copy(0);
   StateColumns<keys> state;
-  constexpr int unrolled = StateColumns<keys>::unrolled;
   const Place first(s, blockIdx.x, 0);
   state.load(in.initial ? in.initial + s.state(first.b, first.h) : nullptr, s, column0);
 
@@ -278,12 +275,13 @@ __global__ void __launch_bounds__(gated_delta_bf16::threads, 2)
     copies.template wait<0>();
     __syncthreads();  // A
     if (n + 1 < chunks) copy(n + 1);
-    write_panel(out.kept + kept_state(s, at.b, at.h, n) + column0, s.Dv, s.Dk, s.Dv - column0, rounded_S, keys);
+    write_panel<walkers>(out.kept + kept_state(s, at.b, at.h, n) + column0, s.Dv, s.Dk, s.Dv - column0, rounded_S,
+                         keys);
 
-    MmaC x[sums] = {};
-    multiply_panels<Lies::straight, Lies::turned, unrolled>(x, k, row0, rounded_S, s.Dk);
-    for_each_pair([&](int tile, int half) {
-      const int row = row_of_lane(half), place = pair_place(row, tile);
+    MmaC x[tiles] = {};
+    multiply_panels<Lies::straight, Lies::turned>(x, k, rounded_S, s.Dk, first_tile());
+    for_each_pair<tiles>([&](int tile, int half) {
+      const int place = pair_place(row_of_lane(half), first_tile() + tile);
       const float less = -exact_exp(of_row.c[half]);
       const Two value = load_two(v + place);
       float(&to)[4] = x[tile].x;
@@ -293,20 +291,20 @@ __global__ void __launch_bounds__(gated_delta_bf16::threads, 2)
       store_two(Y + place, of_row.beta[half] * to[2 * half], of_row.beta[half] * to[2 * half + 1]);
     });
     __syncthreads();  // B
-    MmaC u[sums] = {};
-    multiply<Lies::straight, Lies::turned, unrolled>(u, T, row0, Y, tokens);
-    __syncwarp();  // the warp has read its rows of T^
-    for_each_pair([&](int tile, int half) {
-      const int row = row_of_lane(half), place = pair_place(row, tile);
+    MmaC u[tiles] = {};
+    multiply<Lies::straight, Lies::turned>(u, T, Y, tokens, first_tile());
+    __syncthreads();  // C
+    for_each_pair<tiles>([&](int tile, int half) {
+      const int place = pair_place(row_of_lane(half), first_tile() + tile);
       const float low = u[tile].x[2 * half], high = u[tile].x[2 * half + 1],
                   left = exact_exp(of_row.last - of_row.c[half]);
       store_two(T + place, low, high);
       store_two(w + place, left * low, left * high);
     });
-    __syncthreads();  // C
+    __syncthreads();  // D
     const size_t output = s.o_row(at.b, at.t0, at.h) + column0, rows = s.T - at.t0, columns = s.Dv - column0;
-    if (out.miss) write_panel(out.miss + output, s.Hv * s.Dv, rows, columns, v, int(tokens));
-    write_panel(out.u + output, s.Hv * s.Dv, rows, columns, T, int(tokens));
+    if (out.miss) write_panel<walkers>(out.miss + output, s.Hv * s.Dv, rows, columns, v, int(tokens));
+    write_panel<walkers>(out.u + output, s.Hv * s.Dv, rows, columns, T, int(tokens));
     state.scale(exact_exp(of_row.last), s.Dk);
     state.add(k, w, s.Dk);
   }
@@ -321,7 +319,7 @@ __global__ void __launch_bounds__(gated_delta_bf16::threads)
   DYNAMIC_SHARED(bf16, shared);
   const Place at(s, blockIdx.x / chunks_of(s), blockIdx.x % chunks_of(s));
   const size_t column0 = size_t(blockIdx.y) * panel_columns;
-  const int panels = int(ceil_div(s.Dk, size_t{panel_columns})), row0 = threadIdx.x / 32 * 16;
+  const int panels = int(ceil_div(s.Dk, size_t{panel_columns}));
   bf16 *const queries = shared, *const S = queries + panels * panel, *const P = S + panels * panel,
               *const writes = P + panel;
   AsyncCopies copies;
@@ -334,12 +332,12 @@ __global__ void __launch_bounds__(gated_delta_bf16::threads)
   __syncthreads();  // all are there
 
   MmaC sum[sums] = {};
-  multiply_panels<Lies::straight, Lies::turned>(sum, queries, row0, S, s.Dk);
+  multiply_panels<Lies::straight, Lies::turned>(sum, queries, S, s.Dk);
   for_each_pair([&](int n, int half) {
     const float start = exact_exp(made.c_of(at)[row_of_lane(half)]);
     for (int e = 2 * half; e < 2 * half + 2; e++) sum[n].x[e] = start * sum[n].x[e];
   });
-  multiply<Lies::straight, Lies::turned>(sum, P, row0, writes, tokens);
+  multiply<Lies::straight, Lies::turned>(sum, P, writes, tokens);
   for_each_pair([&](int n, int half) {
     const size_t t = at.t0 + row_of_lane(half), column = column0 + column_of_lane(n, 0);
     if (t < s.T && column < s.Dv)
@@ -398,7 +396,7 @@ void gated_delta_bf16_forward(const GatedDeltaBf16Out& out, const GatedDeltaBf16
   const auto state_kernel = room == 64    ? gated_delta_bf16_state_kernel<64>
                             : room == 128 ? gated_delta_bf16_state_kernel<128>
                                           : gated_delta_bf16_state_kernel<256>;
-  launch(state_kernel, dim3(grid_of(s.B * s.Hv).x, columns), threads, (3 * room / 64 + 6) * panel * sizeof(bf16), ctx,
+  launch(state_kernel, dim3(grid_of(s.B * s.Hv).x, columns), walkers, (3 * room / 64 + 6) * panel * sizeof(bf16), ctx,
          out, in, made, s);
   launch(gated_delta_bf16_output_kernel, dim3(grid_of(s.B * s.Hv * chunks_of(s)).x, columns), threads,
          (2 * panels + 2) * panel * sizeof(bf16), ctx, out.o, in.q, out.kept, out.u, made, s);

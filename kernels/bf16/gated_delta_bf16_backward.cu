@@ -72,7 +72,7 @@ __device__ inline void state_dot_of_block(float* sums_of_warps, const bf16* S, c
 //   D   with one buffer: every warp is done with the chunk
 // Grid (B*Hv, columns).
 template <int keys, int buffers>
-__global__ void __launch_bounds__(gated_delta_bf16::threads, keys <= 64 ? 2 : 1)
+__global__ void __launch_bounds__(gated_delta_bf16::walkers, keys <= 64 ? 2 : 1)
     gated_delta_bf16_dstate_kernel(GatedDeltaBf16Gradients out, GatedDeltaBf16BackwardIn back, GatedDeltaBf16In in,
                                    gated_delta_bf16::Made made, gated_delta_bf16::Left left, GatedDeltaShape s) {
   using namespace gated_delta_bf16;
@@ -82,23 +82,21 @@ __global__ void __launch_bounds__(gated_delta_bf16::threads, keys <= 64 ? 2 : 1)
               *const z = a + panel;
   const auto buffer_of = [&](size_t n) { return z + panel + n % buffers * buffer; };
   const size_t column0 = size_t(blockIdx.y) * panel_columns;
-  const int row0 = threadIdx.x / 32 * 16;
 
   AsyncCopies copies;
   const auto copy = [&](size_t n) {
     const Place at(s, blockIdx.x, n);
     bf16 *const k = buffer_of(n), *const q = k + keys / 64 * panel, *const rest = q + keys / 64 * panel;
-    copy_panels(k, keys_of(in.k, s, at), at.t0, copies);
-    copy_panels(q, keys_of(in.q, s, at), at.t0, copies);
-    copy_panel(rest, made.T_of(at), 0, 0, int(tokens), copies);
-    copy_panel(rest + panel, made.P_of(at), 0, 0, int(tokens), copies);
-    copy_panel(rest + 2 * panel, outputs_of(back.dout, s, at), at.t0, column0, int(tokens), copies);
+    copy_panels<walkers>(k, keys_of(in.k, s, at), at.t0, copies);
+    copy_panels<walkers>(q, keys_of(in.q, s, at), at.t0, copies);
+    copy_panel<walkers>(rest, made.T_of(at), 0, 0, int(tokens), copies);
+    copy_panel<walkers>(rest + panel, made.P_of(at), 0, 0, int(tokens), copies);
+    copy_panel<walkers>(rest + 2 * panel, outputs_of(back.dout, s, at), at.t0, column0, int(tokens), copies);
     copies.commit();
   };
   const size_t chunks = chunks_of(s);
   copy(chunks - 1);
   StateColumns<keys> state;
-  constexpr int unrolled = StateColumns<keys>::unrolled;
   const Place first(s, blockIdx.x, 0);
   state.load(back.dfinal ? back.dfinal + s.state(first.b, first.h) : nullptr, s, column0);
 
@@ -111,26 +109,28 @@ __global__ void __launch_bounds__(gated_delta_bf16::threads, keys <= 64 ? 2 : 1)
     copies.template wait<0>();
     __syncthreads();  // A
     if (buffers == 2 && n > 0) copy(n - 1);
-    write_panel(left.dkept + kept_state(s, at.b, at.h, n) + column0, s.Dv, s.Dk, s.Dv - column0, rounded_dS, keys);
+    write_panel<walkers>(left.dkept + kept_state(s, at.b, at.h, n) + column0, s.Dv, s.Dk, s.Dv - column0, rounded_dS,
+                         keys);
 
-    MmaC sum[sums] = {};
-    multiply_panels<Lies::straight, Lies::turned, unrolled>(sum, k, row0, rounded_dS, s.Dk);
-    for_each_pair([&](int tile, int half) {
-      const int row = row_of_lane(half);
+    MmaC sum[tiles] = {};
+    multiply_panels<Lies::straight, Lies::turned>(sum, k, rounded_dS, s.Dk, first_tile());
+    for_each_pair<tiles>([&](int tile, int half) {
+      const int place = pair_place(row_of_lane(half), first_tile() + tile);
       const float to_end = exact_exp(of_row.last - of_row.c[half]), start = exact_exp(of_row.c[half]);
       for (int e = 2 * half; e < 2 * half + 2; e++) sum[tile].x[e] = to_end * sum[tile].x[e];
-      const Two d = load_two(dout + pair_place(row, tile));
-      store_two(a + pair_place(row, tile), start * d.x[0], start * d.x[1]);
+      const Two d = load_two(dout + place);
+      store_two(a + place, start * d.x[0], start * d.x[1]);
     });
-    multiply<Lies::turned, Lies::turned, unrolled>(sum, P, row0, dout, tokens);
-    for_each_pair([&](int tile, int half) {
-      store_two(du + pair_place(row_of_lane(half), tile), sum[tile].x[2 * half], sum[tile].x[2 * half + 1]);
+    multiply<Lies::turned, Lies::turned>(sum, P, dout, tokens, first_tile());
+    for_each_pair<tiles>([&](int tile, int half) {
+      store_two(du + pair_place(row_of_lane(half), first_tile() + tile), sum[tile].x[2 * half],
+                sum[tile].x[2 * half + 1]);
     });
     __syncthreads();  // B
-    MmaC Du[sums] = {};
-    multiply<Lies::turned, Lies::turned, unrolled>(Du, T, row0, du, tokens);
-    for_each_pair([&](int tile, int half) {
-      const int row = row_of_lane(half), place = pair_place(row, tile);
+    MmaC Du[tiles] = {};
+    multiply<Lies::turned, Lies::turned>(Du, T, du, tokens, first_tile());
+    for_each_pair<tiles>([&](int tile, int half) {
+      const int place = pair_place(row_of_lane(half), first_tile() + tile);
       const float strength = of_row.beta[half], less = -(exact_exp(of_row.c[half]) * strength);
       const float low = Du[tile].x[2 * half], high = Du[tile].x[2 * half + 1];
       store_two(dout + place, low, high);
@@ -139,8 +139,8 @@ __global__ void __launch_bounds__(gated_delta_bf16::threads, keys <= 64 ? 2 : 1)
     });
     __syncthreads();  // C
     const size_t rows = s.T - at.t0, columns = s.Dv - column0;
-    write_panel(left.Du + s.o_row(at.b, at.t0, at.h) + column0, s.Hv * s.Dv, rows, columns, dout, int(tokens));
-    write_panel(out.dv + s.v_row(at.b, at.t0, at.h) + column0, s.v_step(), rows, columns, P, int(tokens));
+    write_panel<walkers>(left.Du + s.o_row(at.b, at.t0, at.h) + column0, s.Hv * s.Dv, rows, columns, dout, int(tokens));
+    write_panel<walkers>(out.dv + s.v_row(at.b, at.t0, at.h) + column0, s.v_step(), rows, columns, P, int(tokens));
     state.scale(exact_exp(of_row.last), s.Dk);
     state.add(q, a, s.Dk);
     state.add(k, z, s.Dk);
@@ -192,15 +192,14 @@ struct GradientBlock {
   int panels;                                        // of a key
   Place first;                                       // of the first value head
 
-  __device__ static int row0() { return threadIdx.x / 32 * 16; }
   __device__ Place place_of(size_t r) const { return Place(s, first.b * s.Hv + first.h + r, first.n); }
   __device__ Step after(Step step) const {
     if ((step.column0 += panel_columns) < s.Dv) return step;
     return ++step.p < panels ? Step{step.r, step.p, 0} : Step{step.r + 1, -1, 0};
   }
 
-  // Asks for what a step multiplies, into panels that nobody reads after the barrier: 64 columns of what has values,
-  // and in the second pass the states' rows of the key's panel with them.
+  // Asks for what a step multiplies: 64 columns of what has values, and in the second pass the states' rows of the
+  // key's panel with them.
   __device__ void ask_for(const Step& step) const {
     if (step.r == s.group()) return;
     const Place at = place_of(step.r);
@@ -210,7 +209,7 @@ struct GradientBlock {
     const auto copy_states = [&](bf16* to, const bf16* x) {
       copy_panel(to, state_of(x, s, at), size_t(step.p) * panel_columns, step.column0, panel_columns, copies);
     };
-    __syncthreads();
+    __syncthreads();  // nobody reads what was there before
     copy_values(dout, back.dout);
     copy_values(Du, left.Du);
     copy_values(u, back.u);
@@ -232,8 +231,8 @@ struct GradientBlock {
   __device__ void multiply_values(MmaC (&dP)[sums], MmaC (&dL)[sums], RowDot (&to_beta)[2], size_t r) const {
     for (size_t column0 = 0; column0 < s.Dv; column0 += panel_columns) {
       wait_for_panels();
-      multiply<Lies::straight, Lies::straight>(dP, dout, row0(), u, s.Dv - column0);
-      multiply<Lies::straight, Lies::straight>(dL, Du, row0(), u, s.Dv - column0);
+      multiply<Lies::straight, Lies::straight>(dP, dout, u, s.Dv - column0);
+      multiply<Lies::straight, Lies::straight>(dL, Du, u, s.Dv - column0);
       for_each_pair([&](int tile, int half) {
         const int place = pair_place(row_of_lane(half), tile);
         if (column0 + tile * 8 < s.Dv) to_beta[half].add(load_two(Du + place), load_two(fourth + place));
@@ -258,7 +257,7 @@ struct GradientBlock {
   // less_beta: the sum over L_ij DL_ij.
   __device__ void make_toL(RowDot (&less_beta)[2], const MmaC (&dL)[sums]) const {
     MmaC kk[sums] = {};
-    multiply_panels<Lies::straight, Lies::straight>(kk, keys, row0(), keys, s.Dk);
+    multiply_panels<Lies::straight, Lies::straight>(kk, keys, keys, s.Dk);
     for_each_pair([&](int tile, int half) {
       const int row = row_of_lane(half);
       float l[2] = {};
@@ -343,21 +342,21 @@ struct GradientBlock {
     constexpr int unrolled = 2;  // (beside three sums there are registers for the addresses of two)
     for (size_t column0 = 0; column0 < s.Dv; column0 += panel_columns) {
       wait_for_panels();  // (toP and toL are there, too)
-      multiply<Lies::straight, Lies::straight, unrolled>(dq, dout, row0(), fourth, s.Dv - column0);
-      multiply<Lies::straight, Lies::straight, unrolled>(plus, Du, row0(), fourth, s.Dv - column0);
-      multiply<Lies::straight, Lies::straight, unrolled>(minus, u, row0(), fifth, s.Dv - column0);
+      multiply<Lies::straight, Lies::straight, unrolled>(dq, dout, fourth, s.Dv - column0);
+      multiply<Lies::straight, Lies::straight, unrolled>(plus, Du, fourth, s.Dv - column0);
+      multiply<Lies::straight, Lies::straight, unrolled>(minus, u, fifth, s.Dv - column0);
       ask_for(after({r, p, column0}));
     }
     scale_rows(dq, factors.start);
-    multiply<Lies::straight, Lies::turned>(dq, toP, row0(), k, tokens);
+    multiply<Lies::straight, Lies::turned>(dq, toP, k, tokens);
     add_dots(dots.q_dq, q, dq, d0);
     give(out.dq, left.dq_sum, dq, at, r, p);
     scale_rows(plus, factors.less);
     scale_rows(minus, factors.to_end);
     add_dots(dots.k_written, k, minus, d0);
-    multiply<Lies::straight, Lies::turned>(plus, toL, row0(), k, tokens);
-    multiply<Lies::turned, Lies::turned>(minus, toP, row0(), q, tokens);
-    multiply<Lies::turned, Lies::turned>(minus, toL, row0(), k, tokens);
+    multiply<Lies::straight, Lies::turned>(plus, toL, k, tokens);
+    multiply<Lies::turned, Lies::turned>(minus, toP, q, tokens);
+    multiply<Lies::turned, Lies::turned>(minus, toL, k, tokens);
     add_dots(dots.k_plus, k, plus, d0);
     add_dots(dots.k_minus, k, minus, d0);
     for_each_pair([&](int tile, int half) {
@@ -490,7 +489,7 @@ void gated_delta_bf16_backward(const GatedDeltaBf16Gradients& out, const GatedDe
       room == 64    ? two ? gated_delta_bf16_dstate_kernel<64, 2> : gated_delta_bf16_dstate_kernel<64, 1>
          : room == 128 ? two ? gated_delta_bf16_dstate_kernel<128, 2> : gated_delta_bf16_dstate_kernel<128, 1>
                        : gated_delta_bf16_dstate_kernel<256, 1>;
-  launch(dstate_kernel, dim3(grid_of(s.B * s.Hv).x, unsigned(ceil_div(s.Dv, size_t{panel_columns}))), threads,
+  launch(dstate_kernel, dim3(grid_of(s.B * s.Hv).x, unsigned(ceil_div(s.Dv, size_t{panel_columns}))), walkers,
          dstate_shared(room, two ? 2 : 1), ctx, out, back, in, made, left, s);
   launch(gated_delta_bf16_gradient_kernel, grid_of(s.B * s.Hk * chunks_of(s)), threads,
          (2 * panels + 7) * panel * sizeof(bf16), ctx, out, back, in, made, left, s);

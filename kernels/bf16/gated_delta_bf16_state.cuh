@@ -6,58 +6,62 @@
 
 namespace gated::gated_delta_bf16 {
 
-// What the kernels that walk over chunks do with their 64 columns of a state, (Dk,64), in registers: warp w has rows
+// A kernel that walks over chunks has few blocks, one for 64 columns of a head's state. So each has eight warps: a
+// scheduler has two, and the one works while the other waits for what it has just made. Warps w and w + 4 have the same
+// rows, and each half of the columns: `tiles` tiles from first_tile() on.
+constexpr int walkers = 2 * threads, tiles = sums / 2;
+__device__ inline int first_tile() {
+  return threadIdx.x / threads * tiles;
+}
+
+// What such a kernel does with its 64 columns of a state, (Dk,64), in registers: warps w and w + 4 have rows
 // 64x + 16w .. + 15 for every x.
 template <int keys>
 struct StateColumns {
-  MmaC S[keys / 64][sums];
-  // Steps that multiply() unrolls. A state of 256 keys leaves registers for one.
-  static constexpr int unrolled = keys <= 128 ? 4 : 1;
+  MmaC S[keys / 64][tiles];
 
-  __device__ static bool has(int x, size_t Dk) { return size_t(64 * x + threadIdx.x / 32 * 16) < Dk; }
-  // f(x, n, half, row) for what is there
-  template <class F>
-  __device__ static void for_each(size_t Dk, F f) {
+  __device__ static bool has(int x, size_t Dk) { return size_t(64 * x + row_of_warp()) < Dk; }
+  // f(two neighbours, the tile of their columns, their row) for what is there
+  template <class State, class F>
+  __device__ static void for_each(State& S, size_t Dk, F f) {
 #pragma unroll
     for (int x = 0; x < keys / 64; x++)
-      if (has(x, Dk)) for_each_pair([&](int n, int half) { f(x, n, half, 64 * x + row_of_lane(half)); });
+      if (has(x, Dk))
+        for_each_pair<tiles>(
+            [&](int n, int half) { f(&S[x][n].x[2 * half], first_tile() + n, 64 * x + row_of_lane(half)); });
   }
   // From column0 on of a state, or 0 where it is null.
   __device__ void load(const float* state, const GatedDeltaShape& s, size_t column0) {
-    for_each(s.Dk, [&](int x, int n, int half, int row) {
+    for_each(S, s.Dk, [&](float* two, int tile, int row) {
 #pragma unroll
       for (int e = 0; e < 2; e++) {
-        const size_t column = column0 + column_of_lane(n, e);
-        S[x][n].x[2 * half + e] = state && column < s.Dv ? state[row * s.Dv + column] : 0.0f;
+        const size_t column = column0 + column_of_lane(tile, e);
+        two[e] = state && column < s.Dv ? state[row * s.Dv + column] : 0.0f;
       }
     });
   }
   __device__ void store(float* state, const GatedDeltaShape& s, size_t column0) const {
-    for_each(s.Dk, [&](int x, int n, int half, int row) {
+    for_each(S, s.Dk, [&](const float* two, int tile, int row) {
 #pragma unroll
       for (int e = 0; e < 2; e++) {
-        const size_t column = column0 + column_of_lane(n, e);
-        if (column < s.Dv) state[row * s.Dv + column] = S[x][n].x[2 * half + e];
+        const size_t column = column0 + column_of_lane(tile, e);
+        if (column < s.Dv) state[row * s.Dv + column] = two[e];
       }
     });
   }
   // Rounded, into a panel of Dk rows.
   __device__ void round_to(bf16* to, size_t Dk) const {
-    for_each(Dk, [&](int x, int n, int half, int row) {
-      store_two(to + pair_place(row, n), S[x][n].x[2 * half], S[x][n].x[2 * half + 1]);
-    });
+    for_each(S, Dk,
+             [&](const float* two, int tile, int row) { store_two(to + pair_place(row, tile), two[0], two[1]); });
   }
   __device__ void scale(float factor, size_t Dk) {
-    for_each(Dk, [&](int x, int n, int half, int) {
-      for (int e = 2 * half; e < 2 * half + 2; e++) S[x][n].x[e] = factor * S[x][n].x[e];
-    });
+    for_each(S, Dk, [&](float* two, int, int) { two[0] = factor * two[0], two[1] = factor * two[1]; });
   }
   // S_dj goes on with chains over tokens of x_id y_ij; x is (64,Dk), in panels, y a panel.
   __device__ void add(const bf16* x, const bf16* y, size_t Dk) {
 #pragma unroll
     for (int part = 0; part < keys / 64; part++)
-      if (has(part, Dk))
-        multiply<Lies::turned, Lies::turned, unrolled>(S[part], x + part * panel, threadIdx.x / 32 * 16, y, tokens);
+      if (has(part, Dk)) multiply<Lies::turned, Lies::turned>(S[part], x + part * panel, y, tokens, first_tile());
   }
 };
 

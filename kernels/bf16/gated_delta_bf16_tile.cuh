@@ -9,7 +9,8 @@
 //    left       element (m,k) in row m       element (m,k) in row k
 //    right      element (k,n) in row n       element (k,n) in row k
 //
-// A block has four warps. Each makes 16 rows of a product of 64 columns: eight tiles of 16 x 8 (core/mma.cuh).
+// A block has four warps. Each makes 16 rows of a product of 64 columns: eight tiles of 16 x 8 (core/mma.cuh). Or it
+// has eight, and each makes 32 columns, four tiles.
 #pragma once
 #include "core/mma_tile.cuh"
 #include "kernels/bf16/gated_delta_bf16.cuh"
@@ -52,22 +53,25 @@ struct Matrix {
   size_t stride, rows, columns;
 };
 
-// A thread has the same chunk of every 16th row of a panel: chunk c of row `first`, of row first + 16, ... Rows 16
-// apart have their chunks in the same order, so that from one to the next an address grows by as much each time.
+// A thread of a block of 128 (256) has the same chunk of every 16th (32nd) row of a panel: chunk c of row `first`, of
+// row first + 16, ... Rows 8 apart have their chunks in the same order, so that from one to the next an address grows
+// by as much each time.
+template <int block>
 struct PanelThread {
   int c = threadIdx.x % panel_chunks, first = threadIdx.x / panel_chunks;
-  static constexpr int apart = threads / panel_chunks;
+  static constexpr int apart = block / panel_chunks;
   static_assert(apart % 8 == 0);
-  // Of rows and columns that are there, so many, from where the panel begins: the end of this thread's rows.
+  // Where this thread's rows end, of `count`, when so many rows and columns of the matrix are left.
   __device__ int end(size_t rows, size_t columns, int count) const {
     return size_t(c) * chunk >= columns ? 0 : rows < size_t(count) ? int(rows) : count;
   }
 };
 
 // Asks for `count` rows and 64 columns from (row0,column0) on; what is not there is 0.
+template <int block = threads>
 __device__ inline void copy_panel(bf16* to, const Matrix& x, size_t row0, size_t column0, int count,
                                   AsyncCopies& copies) {
-  const PanelThread me;
+  const PanelThread<block> me;
   const int end = row0 < x.rows && column0 < x.columns ? me.end(x.rows - row0, x.columns - column0, count) : 0;
   const bf16* from = x.at + (row0 + me.first) * x.stride + column0 + me.c * chunk;
   to += place(me.first, me.c);
@@ -78,13 +82,15 @@ __device__ inline void copy_panel(bf16* to, const Matrix& x, size_t row0, size_t
   }
 }
 // The 64 rows from row0 on, in so many panels as the matrix has columns for.
+template <int block = threads>
 __device__ inline void copy_panels(bf16* to, const Matrix& x, size_t row0, AsyncCopies& copies) {
   for (size_t p = 0; p * panel_columns < x.columns; p++)
-    copy_panel(to + p * panel, x, row0, p * panel_columns, int(tokens), copies);
+    copy_panel<block>(to + p * panel, x, row0, p * panel_columns, int(tokens), copies);
 }
 // A panel of up to `count` rows to global memory, as far as it is there.
+template <int block>
 __device__ inline void write_panel(bf16* to, size_t stride, size_t rows, size_t columns, const bf16* from, int count) {
-  const PanelThread me;
+  const PanelThread<block> me;
   const int end = me.end(rows, columns, count);
   to += me.first * stride + me.c * chunk, from += place(me.first, me.c);
   for (int row = me.first; row < end; row += me.apart) {
@@ -95,10 +101,11 @@ __device__ inline void write_panel(bf16* to, size_t stride, size_t rows, size_t 
 
 enum class Lies { straight, turned };
 
-// sum goes on with the chains over k < depth, or over 64 where that is more: row m of the 16 is row0 + m of the left
-// factor. unrolled: so many steps of k in a row; each wants registers for its addresses.
-template <Lies left_lies, Lies right_lies, int unrolled = 4>
-__device__ inline void multiply(MmaC (&sum)[sums], const bf16* left, int row0, const bf16* right, size_t depth) {
+// sum goes on with the chains over k < depth, or over 64 where that is more: the rows are the warp's, and the columns
+// are those of `tiles` tiles from `first` on. unrolled: so many steps of k in a row; each wants registers for its
+// addresses.
+template <Lies left_lies, Lies right_lies, int unrolled = 4, int tiles>
+__device__ inline void multiply(MmaC (&sum)[tiles], const bf16* left, const bf16* right, size_t depth, int first = 0) {
   const int lane = threadIdx.x % 32, low = lane % 16, high = lane / 16;
   const int row = high * 8 + lane % 8, column = lane / 8 % 2;
 #pragma unroll unrolled
@@ -106,16 +113,16 @@ __device__ inline void multiply(MmaC (&sum)[sums], const bf16* left, int row0, c
     if (size_t(k) >= depth) break;
     MmaA a;
     if constexpr (left_lies == Lies::straight)
-      ldmatrix<false>(a.x, left + place(row0 + low, k / chunk + high));
+      ldmatrix<false>(a.x, left + place(row_of_warp() + low, k / chunk + high));
     else
-      ldmatrix<true>(a.x, left + k * panel_columns + place(row, row0 / chunk + column));
+      ldmatrix<true>(a.x, left + k * panel_columns + place(row, row_of_warp() / chunk + column));
 #pragma unroll
-    for (int n = 0; n < sums; n += 2) {
+    for (int n = 0; n < tiles; n += 2) {
       uint32_t b[4];
       if constexpr (right_lies == Lies::straight)
-        ldmatrix<false>(b, right + 8 * n * panel_columns + place(row, k / chunk + column));
+        ldmatrix<false>(b, right + 8 * (first + n) * panel_columns + place(row, k / chunk + column));
       else
-        ldmatrix<true>(b, right + k * panel_columns + place(low, n + high));
+        ldmatrix<true>(b, right + k * panel_columns + place(low, first + n + high));
       mma(sum[n], a, MmaB{{b[0], b[1]}});
       mma(sum[n + 1], a, MmaB{{b[2], b[3]}});
     }
@@ -123,17 +130,18 @@ __device__ inline void multiply(MmaC (&sum)[sums], const bf16* left, int row0, c
 }
 
 // The same over a contraction of D, in panels that lie one after the other.
-template <Lies left_lies, Lies right_lies, int unrolled = 4>
-__device__ inline void multiply_panels(MmaC (&sum)[sums], const bf16* left, int row0, const bf16* right, size_t D) {
+template <Lies left_lies, Lies right_lies, int unrolled = 4, int tiles>
+__device__ inline void multiply_panels(MmaC (&sum)[tiles], const bf16* left, const bf16* right, size_t D,
+                                       int first = 0) {
   for (size_t p = 0; p * panel_columns < D; p++)
-    multiply<left_lies, right_lies, unrolled>(sum, left + p * panel, row0, right + p * panel, D - p * panel_columns);
+    multiply<left_lies, right_lies, unrolled>(sum, left + p * panel, right + p * panel, D - p * panel_columns, first);
 }
 
 // f(n, half) for every tile and both rows of a lane.
-template <class F>
+template <int tiles = sums, class F>
 __device__ inline void for_each_pair(F f) {
 #pragma unroll
-  for (int n = 0; n < sums; n++)
+  for (int n = 0; n < tiles; n++)
 #pragma unroll
     for (int half = 0; half < 2; half++) f(n, half);
 }

@@ -58,7 +58,7 @@ void grouped_matmul_bf16_tn_ref(float* C, const bf16* A, const bf16* B, const in
 //   tn       the tile lies in the C of expert blockIdx.z, and k runs over the expert's rows
 // Where there is such a GPU, kernels/bf16/matmul_wgmma.cu makes what has enough rows.
 // Totals stand in scratch where there are several slices: in nt and nn where K > 4096, in tn for the experts with more
-// than 4096 rows, of which each has a matrix there (of matmul_wgmma.cu's blocks each has a tile).
+// than 4096 rows, of which each has a matrix there. (matmul_wgmma.cu has a tile for each of its blocks instead.)
 
 template <class Out>
 struct GroupedMmaJob {

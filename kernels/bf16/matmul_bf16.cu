@@ -120,7 +120,7 @@ struct MmaJob {
   MoreFactors more;  // in nn
   size_t depth;      // K, or that of all factors
   bool accumulate;
-  float* totals;  // scratch, where there are several slices: (M,N), or what matmul_wgmma() needs
+  float* totals;  // scratch, where there are several slices: (M,N), or matmul_wgmma_totals() where that is more
   Activated activated;
 };
 
@@ -278,7 +278,7 @@ size_t matmul_bf16_scratch(size_t M, size_t N, size_t K, Layout layout, Device d
   const size_t of_bias = std::max(layout == Layout::tn ? M * sizeof(float) : 0, N * sizeof(bf16));
   const size_t of_cublas = bias && device == Device::cuda ? of_bias : 0;
   const size_t slices = slices_side_by_side(M, N, K, layout), side_by_side = slices * M * matmul_scratch_pitch(N);
-  const size_t totals = slices > 0 && slices == ceil_div(K, matmul_bf16_slice) ? 0 : totals_of_slices(M, N, K);
+  const size_t totals = slices == ceil_div(K, matmul_bf16_slice) ? 0 : totals_of_slices(M, N, K);
   return std::max(std::max(totals, side_by_side) * sizeof(float), of_cublas);
 }
 

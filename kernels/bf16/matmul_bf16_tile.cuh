@@ -153,7 +153,7 @@ class MmaStrip {
 
 // What a block works on: rows from m0 and columns from n0 of C, 128 of each where they come before m_end and n_end, and
 // k from 0 to K. C, A, B, bias, totals and those of `activated` point to their first element, wherever the tile is.
-// totals: where there are several slices, the sum of those that are done.
+// totals: where there are several slices, the sum of those that are done. (In matmul_wgmma.cu: what WgmmaTotal takes.)
 template <class Out>
 struct MmaBlock {
   Matrix<Out> C;

@@ -189,7 +189,7 @@ __device__ inline void clear_lines(unsigned char* groups, uint32_t bytes, int li
   fence_proxy_async();
 }
 
-// What the slices of a tile that are done sum to. There are no registers for it: it lies in global memory, in a place
+// The sum of those slices of a tile that are done. There are no registers for it: it lies in global memory, in a place
 // of the block's own, which every tile of several slices uses again. A thread reads what it wrote itself. So its sums
 // lie as threads load and store them: four of one thread, four of the next, ..., then four more of each.
 template <int columns>
@@ -209,14 +209,14 @@ class WgmmaTotal {
     }
   }
   // total = sums
-  __device__ void set(const WgmmaSums<columns>& sums) {
+  __device__ void set(const WgmmaSums<columns>& sums) const {
 #pragma unroll
     for (int i = 0; i < sums.count; i += 4)
       store_four(quads_ + size_t(i) * wgmma_consumers, {sums.x[i], sums.x[i + 1], sums.x[i + 2], sums.x[i + 3]});
   }
 
  private:
-  float* quads_;
+  float* const quads_;
 };
 
 // The matrices of a product, in nn of several that are summed.
@@ -289,13 +289,12 @@ __global__ void __launch_bounds__(wgmma_block, 1)
   }
 
   take_registers<wgmma_consumer_registers>();
-  // What the warp has read may be written over. (What clear_lines() stored there has been read since by wgmma, too.)
+  // What the warp has read may be written over. (Also what clear_lines() stored: it was fenced, and read.)
   const auto give_back = [&](unsigned strip) {
     for (unsigned to = 0; lane == 0 && to < wgmma_ranks; to++) empty[strip % wgmma_stages].arrive_at(to);
   };
   const int first_row = warp / 4 * wgmma_rows;  // of this warpgroup
   WgmmaSums<columns> sums;
-  WgmmaTotal<columns> total(product.totals.data);
   constexpr int strips_of_slice = matmul_bf16_slice / wgmma_line;
   const auto strips_of = [](int depth) { return (depth + wgmma_line - 1) / wgmma_line; };
   unsigned cleared_strips = 0;
@@ -349,8 +348,8 @@ __global__ void __launch_bounds__(wgmma_block, 1)
       }
       sums.template wait<0>();
       give_back(s - 1);
-      if (begin > 0) total.add_to(sums);
-      if (end < strips) total.set(sums);
+      if (begin > 0) WgmmaTotal<columns>(product.totals.data).add_to(sums);
+      if (end < strips) WgmmaTotal<columns>(product.totals.data).set(sums);
     }
 
     float* const staged = ends + warp * wgmma_end_floats;
@@ -405,7 +404,7 @@ static bool slices_are_strips(std::span<const MmaFactors> factors) {
 }
 
 size_t matmul_wgmma_totals() {
-  return multiprocessors() * wgmma_tile_rows * 256;
+  return multiprocessors() * WgmmaSums<256>::count * wgmma_consumers;
 }
 
 template <class Out>

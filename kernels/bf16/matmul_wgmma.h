@@ -27,7 +27,7 @@ struct WgmmaGroups {
   size_t E = 1;
 };
 
-// How many floats of scratch its `totals` are, where there is more than one slice of k: one tile of each block.
+// Floats that matmul_wgmma() wants as `totals`, where there is more than one slice of k: a tile for each block.
 size_t matmul_wgmma_totals();
 
 // C (M,N) = product (+ bias), or C = C + product, where this kernel can make it: on a GPU of compute capability 9.0 (an
