@@ -67,12 +67,12 @@ struct PanelThread {
   }
 };
 
-// Asks for `count` rows and 64 columns from (row0,column0) on; what is not there is 0.
+// Asks for `count` rows and 64 columns from (row0,column0) on, which is there; what is not there is 0.
 template <int block = threads>
 __device__ inline void copy_panel(bf16* to, const Matrix& x, size_t row0, size_t column0, int count,
                                   AsyncCopies& copies) {
   const PanelThread<block> me;
-  const int end = row0 < x.rows && column0 < x.columns ? me.end(x.rows - row0, x.columns - column0, count) : 0;
+  const int end = me.end(x.rows - row0, x.columns - column0, count);
   const bf16* from = x.at + (row0 + me.first) * x.stride + column0 + me.c * chunk;
   to += place(me.first, me.c);
 #pragma unroll 1  // so that addresses of one copy alone are in registers
