@@ -1,5 +1,5 @@
-// mma_tile: what kernels on tensor cores have in common: 128 threads have tiles of 64 rows, a warp 16 of them; which
-// numbers of its sums a lane has (core/mma.cuh), and how it stores them.
+// mma_tile: what kernels on tensor cores have in common: a block of 128 threads and tiles of 64 rows, a warp 16 of
+// them; which numbers of its sums a lane has (core/mma.cuh), and how it stores them.
 #pragma once
 #include "core/mma.cuh"
 
@@ -9,12 +9,8 @@ constexpr int threads = 128, chunk = 8;  // chunk: elements of bf16 in 16 bytes
 
 // ---- what a lane holds: number e of its four in each tile of 16 x 8
 
-// The first of the warp's rows.
-__device__ inline int row_of_warp() {
-  return threadIdx.x % threads / 32 * 16;
-}
 __device__ inline int row_of_lane(int half) {
-  return row_of_warp() + threadIdx.x % 32 / 4 + 8 * half;
+  return threadIdx.x / 32 * 16 + threadIdx.x % 32 / 4 + 8 * half;
 }
 __device__ inline int column_of_lane(int n, int e) {
   return 8 * n + threadIdx.x % 4 * 2 + e % 2;

@@ -197,7 +197,7 @@ __global__ void __launch_bounds__(gated_delta_bf16::threads)
   multiply_panels<Lies::straight, Lies::straight>(kk, keys, keys, s.Dk);
   multiply_panels<Lies::straight, Lies::straight>(qk, queries, keys, s.Dk);
   for_each_pair([&](int n, int half) {
-    const int row = row_of_lane(half);
+    const int row = own_row(half);
     float p[2];
 #pragma unroll
     for (int e = 0; e < 2; e++) {
@@ -281,7 +281,7 @@ __global__ void __launch_bounds__(gated_delta_bf16::walkers, keys <= 128 ? 2 : 1
     MmaC x[tiles] = {};
     multiply_panels<Lies::straight, Lies::turned>(x, k, rounded_S, s.Dk, first_tile());
     for_each_pair<tiles>([&](int tile, int half) {
-      const int place = pair_place(row_of_lane(half), first_tile() + tile);
+      const int place = pair_place(own_row(half), first_tile() + tile);
       const float less = -exact_exp(of_row.c[half]);
       const Two value = load_two(v + place);
       float(&to)[4] = x[tile].x;
@@ -295,7 +295,7 @@ __global__ void __launch_bounds__(gated_delta_bf16::walkers, keys <= 128 ? 2 : 1
     multiply<Lies::straight, Lies::turned>(u, T, Y, tokens, first_tile());
     __syncthreads();  // C
     for_each_pair<tiles>([&](int tile, int half) {
-      const int place = pair_place(row_of_lane(half), first_tile() + tile);
+      const int place = pair_place(own_row(half), first_tile() + tile);
       const float low = u[tile].x[2 * half], high = u[tile].x[2 * half + 1],
                   left = exact_exp(of_row.last - of_row.c[half]);
       store_two(T + place, low, high);
@@ -334,12 +334,12 @@ __global__ void __launch_bounds__(gated_delta_bf16::threads)
   MmaC sum[sums] = {};
   multiply_panels<Lies::straight, Lies::turned>(sum, queries, S, s.Dk);
   for_each_pair([&](int n, int half) {
-    const float start = exact_exp(made.c_of(at)[row_of_lane(half)]);
+    const float start = exact_exp(made.c_of(at)[own_row(half)]);
     for (int e = 2 * half; e < 2 * half + 2; e++) sum[n].x[e] = start * sum[n].x[e];
   });
   multiply<Lies::straight, Lies::turned>(sum, P, writes, tokens);
   for_each_pair([&](int n, int half) {
-    const size_t t = at.t0 + row_of_lane(half), column = column0 + column_of_lane(n, 0);
+    const size_t t = at.t0 + own_row(half), column = column0 + column_of_lane(n, 0);
     if (t < s.T && column < s.Dv)
       store_two(o + s.o_row(at.b, t, at.h) + column, sum[n].x[2 * half], sum[n].x[2 * half + 1]);
   });

@@ -115,7 +115,7 @@ __global__ void __launch_bounds__(gated_delta_bf16::walkers, keys <= 64 ? 2 : 1)
     MmaC sum[tiles] = {};
     multiply_panels<Lies::straight, Lies::turned>(sum, k, rounded_dS, s.Dk, first_tile());
     for_each_pair<tiles>([&](int tile, int half) {
-      const int place = pair_place(row_of_lane(half), first_tile() + tile);
+      const int place = pair_place(own_row(half), first_tile() + tile);
       const float to_end = exact_exp(of_row.last - of_row.c[half]), start = exact_exp(of_row.c[half]);
       for (int e = 2 * half; e < 2 * half + 2; e++) sum[tile].x[e] = to_end * sum[tile].x[e];
       const Two d = load_two(dout + place);
@@ -123,14 +123,13 @@ __global__ void __launch_bounds__(gated_delta_bf16::walkers, keys <= 64 ? 2 : 1)
     });
     multiply<Lies::turned, Lies::turned>(sum, P, dout, tokens, first_tile());
     for_each_pair<tiles>([&](int tile, int half) {
-      store_two(du + pair_place(row_of_lane(half), first_tile() + tile), sum[tile].x[2 * half],
-                sum[tile].x[2 * half + 1]);
+      store_two(du + pair_place(own_row(half), first_tile() + tile), sum[tile].x[2 * half], sum[tile].x[2 * half + 1]);
     });
     __syncthreads();  // B
     MmaC Du[tiles] = {};
     multiply<Lies::turned, Lies::turned>(Du, T, du, tokens, first_tile());
     for_each_pair<tiles>([&](int tile, int half) {
-      const int place = pair_place(row_of_lane(half), first_tile() + tile);
+      const int place = pair_place(own_row(half), first_tile() + tile);
       const float strength = of_row.beta[half], less = -(exact_exp(of_row.c[half]) * strength);
       const float low = Du[tile].x[2 * half], high = Du[tile].x[2 * half + 1];
       store_two(dout + place, low, high);
@@ -234,7 +233,7 @@ struct GradientBlock {
       multiply<Lies::straight, Lies::straight>(dP, dout, u, s.Dv - column0);
       multiply<Lies::straight, Lies::straight>(dL, Du, u, s.Dv - column0);
       for_each_pair([&](int tile, int half) {
-        const int place = pair_place(row_of_lane(half), tile);
+        const int place = pair_place(own_row(half), tile);
         if (column0 + tile * 8 < s.Dv) to_beta[half].add(load_two(Du + place), load_two(fourth + place));
       });
       ask_for(after({r, -1, column0}));
@@ -243,7 +242,7 @@ struct GradientBlock {
 
   __device__ void make_toP(const MmaC (&dP)[sums]) const {
     for_each_pair([&](int tile, int half) {
-      const int row = row_of_lane(half);
+      const int row = own_row(half);
       float p[2] = {};
 #pragma unroll
       for (int e = 0; e < 2; e++) {
@@ -259,7 +258,7 @@ struct GradientBlock {
     MmaC kk[sums] = {};
     multiply_panels<Lies::straight, Lies::straight>(kk, keys, keys, s.Dk);
     for_each_pair([&](int tile, int half) {
-      const int row = row_of_lane(half);
+      const int row = own_row(half);
       float l[2] = {};
 #pragma unroll
       for (int e = 0; e < 2; e++) {
@@ -283,7 +282,7 @@ struct GradientBlock {
     make_toP(dP);
     make_toL(less_beta, dL);
     for (int half = 0; half < 2; half++) {
-      const size_t t = at.t0 + row_of_lane(half);
+      const size_t t = at.t0 + own_row(half);
       const float dbeta = to_beta[half].total() - less_beta[half].total();
       if (threadIdx.x % 4 == 0 && t < s.T) out.dbeta[s.number(at.b, t, at.h)] = dbeta;
     }
@@ -292,7 +291,7 @@ struct GradientBlock {
   __device__ RowFactors row_factors() const {
     RowFactors f;
     for (int half = 0; half < 2; half++) {
-      const int row = row_of_lane(half);
+      const int row = own_row(half);
       f.start[half] = exact_exp(c[row]);
       f.less[half] = -(f.start[half] * beta[row]);
       f.to_end[half] = exact_exp(c[tokens - 1] - c[row]);
@@ -304,7 +303,7 @@ struct GradientBlock {
   __device__ void add_dots(RowDot (&to)[2], const bf16* rows, const MmaC (&x)[sums], size_t d0) const {
     for_each_pair([&](int tile, int half) {
       if (d0 + tile * 8 < s.Dk)
-        to[half].add(load_two(rows + pair_place(row_of_lane(half), tile)),
+        to[half].add(load_two(rows + pair_place(own_row(half), tile)),
                      {{x[tile].x[2 * half], x[tile].x[2 * half + 1]}});
     });
   }
@@ -327,7 +326,7 @@ struct GradientBlock {
       return;
     }
     for_each_pair([&](int tile, int half) {
-      const size_t t = at.t0 + row_of_lane(half), column = size_t(p) * panel_columns + column_of_lane(tile, 0);
+      const size_t t = at.t0 + own_row(half), column = size_t(p) * panel_columns + column_of_lane(tile, 0);
       if (t < s.T && column < s.Dk)
         store_two(to + s.qk_row(at.b, t, at.h) + column, x[tile].x[2 * half], x[tile].x[2 * half + 1]);
     });
@@ -372,8 +371,8 @@ struct GradientBlock {
       const float of_row = (dots.q_dq[half].total() + dots.k_plus[half].total()) - dots.k_minus[half].total();
       const float of_write = dots.k_written[half].total();
       if (i % 4 > 0) continue;
-      dc[row_of_lane(half)] = of_row;
-      written[row_of_lane(half)] = of_write;
+      dc[own_row(half)] = of_row;
+      written[own_row(half)] = of_write;
     }
     __syncthreads();  // dc and written are there
     if (i == 0) {

@@ -28,7 +28,7 @@ struct StateColumns {
     for (int x = 0; x < keys / 64; x++)
       if (has(x, Dk))
         for_each_pair<tiles>(
-            [&](int n, int half) { f(&S[x][n].x[2 * half], first_tile() + n, 64 * x + row_of_lane(half)); });
+            [&](int n, int half) { f(&S[x][n].x[2 * half], first_tile() + n, 64 * x + own_row(half)); });
   }
   // From column0 on of a state, or 0 where it is null.
   __device__ void load(const float* state, const GatedDeltaShape& s, size_t column0) {
@@ -71,8 +71,8 @@ struct RowGates {
   float c[2], beta[2], last;
   __device__ RowGates(const Made& made, const Place& at) : last(made.c_of(at)[tokens - 1]) {
     for (int half = 0; half < 2; half++) {
-      c[half] = made.c_of(at)[row_of_lane(half)];
-      beta[half] = made.beta_of(at)[row_of_lane(half)];
+      c[half] = made.c_of(at)[own_row(half)];
+      beta[half] = made.beta_of(at)[own_row(half)];
     }
   }
 };

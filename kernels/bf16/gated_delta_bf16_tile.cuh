@@ -28,6 +28,14 @@ constexpr size_t key_room(size_t Dk) {
   return Dk <= 64 ? 64 : Dk <= 128 ? 128 : 256;
 }
 
+// The first of the warp's rows, and a lane's, of 64: of eight warps two have the same.
+__device__ inline int row_of_warp() {
+  return threadIdx.x % threads / 32 * 16;
+}
+__device__ inline int own_row(int half) {
+  return row_of_warp() + threadIdx.x % 32 / 4 + 8 * half;
+}
+
 __device__ inline int place(int row, int c) {
   return (row * panel_chunks + (c ^ row % 8)) * chunk;
 }
