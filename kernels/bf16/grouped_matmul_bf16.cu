@@ -57,8 +57,8 @@ void grouped_matmul_bf16_tn_ref(float* C, const bf16* A, const bf16* B, const in
 //            blockIdx.y the tiles along N
 //   tn       the tile lies in the C of expert blockIdx.z, and k runs over the expert's rows
 // Where there is such a GPU, kernels/bf16/matmul_wgmma.cu makes what has enough rows.
-// Totals stand in scratch where there are several slices: in nt and nn where K > 4096, in tn for the experts with more
-// than 4096 rows, of which each has a matrix there. (matmul_wgmma.cu has a tile for each of its blocks instead.)
+// Totals stand in scratch where there are several slices: in nt and nn where K > 4096, in tn for the tiles of experts
+// with more than 4096 rows.
 
 template <class Out>
 struct GroupedMmaJob {
@@ -80,6 +80,7 @@ __global__ void __launch_bounds__(mma_threads, mma_blocks) grouped_matmul_bf16_k
   DYNAMIC_SHARED(bf16, shared);
   MmaBlock<Out> block;
   block.n0 = size_t{blockIdx.y} * mma_tile_rows;
+  block.totals = job.totals, block.total = size_t{blockIdx.y} * gridDim.x + blockIdx.x;
   block.accumulate = job.accumulate;
   block.activated = job.activated;
   if constexpr (layout == Layout::tn) {
@@ -90,7 +91,7 @@ __global__ void __launch_bounds__(mma_threads, mma_blocks) grouped_matmul_bf16_k
     block.m0 = size_t{blockIdx.x} * mma_tile_rows, block.m_end = job.N, block.n_end = job.K;
     block.A = {job.A + begin * job.N, job.N}, block.B = {job.B + begin * job.K, job.K}, block.bias = nullptr;
     block.C = {job.C + e * matrix, job.K};
-    block.totals = {job.totals + tall_group_place(job.tall, begin, e, job.E, matmul_bf16_slice) * matrix, job.K};
+    block.total += tall_group_place(job.tall, begin, e, job.E, matmul_bf16_slice) * gridDim.x * gridDim.y;
   } else {
     const GroupRows rows = group_rows(job.row_start, job.E, mma_tile_rows, blockIdx.x);
     if (rows.begin >= rows.end) return;
@@ -99,7 +100,7 @@ __global__ void __launch_bounds__(mma_threads, mma_blocks) grouped_matmul_bf16_k
     for (MmaFactors& f : block.more.at) f.B.data += rows.expert * job.N * f.K;
     block.A = {job.A, job.K}, block.B = {job.B + rows.expert * job.N * job.K, layout == Layout::nt ? job.K : job.N};
     block.bias = layout == Layout::nt && job.bias ? job.bias + rows.expert * job.N : nullptr;
-    block.C = {job.C, job.N}, block.totals = {job.totals, job.N};
+    block.C = {job.C, job.N};
   }
   multiply_tile<layout, aligned>(block, shared);
 }
@@ -143,13 +144,14 @@ static void grouped_matmul_bf16_joined_cpu(bf16* C, std::span<const MmaFactors> 
 // ---- launchers
 
 size_t grouped_matmul_bf16_scratch(const GroupedShape& s, Device device) {
-  return matmul_bf16_scratch(s.M, s.N, s.K, Layout::nt, device);
+  if (device == Device::cpu) return matmul_bf16_scratch(s.M, s.N, s.K, Layout::nt, device);
+  return mma_totals(group_rows_grid(s.M, s.E, mma_tile_rows).x, s.N, s.K) * sizeof(float);
 }
 
 size_t grouped_matmul_bf16_tn_scratch(const GroupedShape& s, Device device) {
   if (device == Device::cpu) return matmul_bf16_scratch(s.N, s.K, s.M, Layout::tn, device);
   const size_t tall = tall_groups(s.M, s.E, matmul_bf16_slice);
-  return tall == 0 ? 0 : std::max(tall * s.N * s.K, matmul_wgmma_totals()) * sizeof(float);
+  return tall == 0 ? 0 : mma_totals(tall * ceil_div(s.N, mma_tile_rows), s.K, s.M) * sizeof(float);
 }
 
 // By wgmma, where an expert has half of a cluster's rows on average: with fewer most of them would be empty. In tn they

@@ -120,7 +120,7 @@ struct MmaJob {
   MoreFactors more;  // in nn
   size_t depth;      // K, or that of all factors
   bool accumulate;
-  float* totals;  // scratch, where there are several slices: (M,N), or matmul_wgmma_totals() where that is more
+  float* totals;  // scratch, where there are several slices
   Activated activated;
 };
 
@@ -128,9 +128,11 @@ template <Layout layout, bool aligned, class Out>
 __global__ void __launch_bounds__(mma_threads, mma_blocks) matmul_bf16_kernel(MmaJob<Out> job) {
   DYNAMIC_SHARED(bf16, shared);
   const size_t m0 = size_t{blockIdx.x} * mma_tile_rows, n0 = size_t{blockIdx.y} * mma_tile_rows;
-  MmaBlock<Out> block = {
-      job.C,    {job.totals, job.N}, job.A,          job.B,        job.bias, m0, job.M, n0, job.N, job.K,
-      job.more, job.depth,           job.accumulate, job.activated};
+  MmaBlock<Out> block = {job.C,     job.totals,     size_t{blockIdx.y} * gridDim.x + blockIdx.x,
+                         job.A,     job.B,          job.bias,
+                         m0,        job.M,          n0,
+                         job.N,     job.K,          job.more,
+                         job.depth, job.accumulate, job.activated};
   if constexpr (layout == Layout::tn)
     if (gridDim.z > 1) take_slice(block, blockIdx.z);
   multiply_tile<layout, aligned>(block, shared);
@@ -146,7 +148,7 @@ static std::vector<MmaFactors> factors_of(const MmaJob<Out>& job) {
 }
 
 static size_t totals_of_slices(size_t M, size_t N, size_t K) {
-  return K <= matmul_bf16_slice ? 0 : std::max(M * N, matmul_wgmma_totals());
+  return mma_totals(ceil_div(M, mma_tile_rows), N, K);
 }
 
 // A weight gradient is small and its k, the tokens, deep: where its tiles alone do not fill a GPU, its slices go side

@@ -43,6 +43,7 @@
 #include "core/mma.cuh"
 #include "core/quad.cuh"
 #include "kernels/bf16/matmul_bf16.h"
+#include "kernels/bf16/matmul_wgmma.h"
 
 namespace gated {
 
@@ -152,12 +153,13 @@ class MmaStrip {
 };
 
 // What a block works on: rows from m0 and columns from n0 of C, 128 of each where they come before m_end and n_end, and
-// k from 0 to K. C, A, B, bias, totals and those of `activated` point to their first element, wherever the tile is.
-// totals: where there are several slices, the sum of those that are done. (In matmul_wgmma.cu: what WgmmaTotal takes.)
+// k from 0 to K. C, A, B, bias and those of `activated` point to their first element, wherever the tile is. totals:
+// where there are several slices, a SliceTotal for each tile, of which `total` is this one's.
 template <class Out>
 struct MmaBlock {
   Matrix<Out> C;
-  Matrix<float> totals;
+  float* totals;
+  size_t total;
   Matrix<const bf16> A, B;
   const float* bias;  // or null
   size_t m0, m_end, n0, n_end, K;
@@ -176,6 +178,43 @@ __device__ void take_slice(MmaBlock<Out>& block, size_t slice) {
   block.B.data += k * block.B.ld;
   block.C.data += slice * block.m_end * block.C.ld;
 }
+
+// ---- several slices of k
+
+// The sum of those slices of a tile that are done, of 256 threads with `sums` each. There are no registers for it: it
+// lies in global memory. A thread reads what it wrote itself. So its sums lie as threads load and store them: four of
+// one thread, four of the next, ..., then four more of each.
+template <int sums>
+class SliceTotal {
+ public:
+  static constexpr size_t size = sums * size_t{mma_threads};
+
+  // Number `number` of the totals.
+  __device__ SliceTotal(float* totals, size_t number) : quads_(totals + (number * size + threadIdx.x * 4)) {}
+
+  // sums = total + sums, in fours: four(q) points to number q of a thread's. So many loads are on their way at a time.
+  template <int at_once, class Four>
+  __device__ void add_to(Four four) const {
+#pragma unroll
+    for (int first = 0; first < sums / 4; first += at_once) {
+      Quad quads[at_once];
+      for (int q = 0; q < at_once; q++) quads[q] = load_four(quads_ + size_t(first + q) * mma_threads * 4);
+      for (int q = 0; q < at_once; q++)
+        for (int k = 0; k < 4; k++) four(first + q)[k] = quads[q].v[k] + four(first + q)[k];
+    }
+  }
+  // total = sums
+  template <class Four>
+  __device__ void set(Four four) const {
+#pragma unroll
+    for (int q = 0; q < sums / 4; q++)
+      store_four(quads_ + size_t(q) * mma_threads * 4, {four(q)[0], four(q)[1], four(q)[2], four(q)[3]});
+  }
+
+ private:
+  float* const quads_;
+};
+constexpr int mma_sums = mma_tile_rows * mma_tile_rows / mma_threads;  // of a thread
 
 // ---- the end of a tile
 //
@@ -205,11 +244,10 @@ template <class Out>
 __device__ bool all_on_quads(const MmaBlock<Out>& block) {
   const Activated& a = block.activated;
   return rows_on_quads(block.C.data, block.C.ld) && rows_on_quads(block.bias, 4) && rows_on_quads(a.y, block.C.ld) &&
-         rows_on_quads(a.g, block.C.ld) && rows_on_quads(a.u, block.C.ld) && rows_on_quads(a.dg, block.C.ld) &&
-         (block.depth <= matmul_bf16_slice || rows_on_quads(block.totals.data, block.totals.ld));
+         rows_on_quads(a.g, block.C.ld) && rows_on_quads(a.u, block.C.ld) && rows_on_quads(a.dg, block.C.ld);
 }
 
-// Four neighbours in each of `count` rows of C, m, m + apart, ..., from column n on; x: their sums over the last slice.
+// Four neighbours in each of `count` rows of C, m, m + apart, ..., from column n on; x: their sums over all slices.
 // whole: all of them are inside, and all_on_quads(). Then no branch parts one row's arithmetic from another's, and
 // loads are on their way together.
 template <Layout layout, bool whole, int count, class Out>
@@ -231,11 +269,6 @@ __device__ void end_quads(const MmaBlock<Out>& block, size_t m, size_t apart, si
     }
   };
   Quad y[count];
-  if (block.depth > matmul_bf16_slice) {
-    const Matrix<float>& totals = block.totals;
-    for (int i = 0; i < count; i++) y[i] = load(totals.data, totals.ld, i, rows_on_quads(totals.data, totals.ld));
-    add_to(y);
-  }
   if (block.accumulate) {
     for (int i = 0; i < count; i++) y[i] = load(block.C.data, block.C.ld, i, quads);
     add_to(y);
@@ -378,17 +411,16 @@ __device__ __forceinline__ void multiply_tile(const MmaBlock<Out>& block, bf16* 
 #pragma unroll
         for (int j = 0; j < 4; j++) mma(sum[i][j], fragments_a[i], fragments_b[j]);
     }
-    if ((s + 1) % strips_of_slice == 0 && s + 1 < strips)  // a slice ends that is not the last
-      for_every_pair(0, 4, [&](float* x, int r, int c) {
-        const size_t m = block.m0 + r, n = block.n0 + c;
-        for (int k = 0; k < 2; k++) {
-          if (m < block.m_end && n + k < block.n_end) {
-            float& total = block.totals.data[m * block.totals.ld + n + k];
-            total = s < strips_of_slice ? x[k] : total + x[k];
-          }
-          x[k] = 0;
-        }
-      });
+    const bool last = s + 1 == strips;
+    if (strips > strips_of_slice && ((s + 1) % strips_of_slice == 0 || last)) {  // a slice of several ends
+      const SliceTotal<mma_sums> total(block.totals, block.total);
+      const auto four = [&](int q) { return sum[q / 4][q % 4].x; };
+      if (s >= strips_of_slice) total.template add_to<4>(four);
+      if (!last) {
+        total.set(four);
+        for_every_pair(0, 4, [](float* x, int, int) { x[0] = x[1] = 0; });
+      }
+    }
   }
 
   float* const staged = reinterpret_cast<float*>(shared);
@@ -411,6 +443,12 @@ __device__ __forceinline__ void multiply_tile(const MmaBlock<Out>& block, bf16* 
 }
 
 // ---- for launchers
+
+// Floats of scratch for so many rows of tiles of a C with N columns, by either kernel.
+inline size_t mma_totals(size_t tiles, size_t N, size_t K) {
+  const size_t all = tiles * ceil_div(N, mma_tile_rows);
+  return K <= matmul_bf16_slice ? 0 : std::max(all * SliceTotal<mma_sums>::size, matmul_wgmma_totals());
+}
 
 // Do all lines begin on boundaries of a chunk?
 inline bool mma_aligned(Matrix<const bf16> A, Matrix<const bf16> B, const MoreFactors& more) {

@@ -189,36 +189,6 @@ __device__ inline void clear_lines(unsigned char* groups, uint32_t bytes, int li
   fence_proxy_async();
 }
 
-// The sum of those slices of a tile that are done. There are no registers for it: it lies in global memory, in a place
-// of the block's own, which every tile of several slices uses again. A thread reads what it wrote itself. So its sums
-// lie as threads load and store them: four of one thread, four of the next, ..., then four more of each.
-template <int columns>
-class WgmmaTotal {
- public:
-  __device__ explicit WgmmaTotal(float* totals)
-      : quads_(totals + (size_t{blockIdx.x} * WgmmaSums<columns>::count * wgmma_consumers + threadIdx.x * 4)) {}
-
-  // sums = total + sums. Eight loads are on their way at a time.
-  __device__ void add_to(WgmmaSums<columns>& sums) const {
-    constexpr int at_once = 8;
-#pragma unroll
-    for (int i = 0; i < sums.count; i += 4 * at_once) {
-      Quad quads[at_once];
-      for (int q = 0; q < at_once; q++) quads[q] = load_four(quads_ + size_t(i + 4 * q) * wgmma_consumers);
-      for (int k = 0; k < 4 * at_once; k++) sums.x[i + k] = quads[k / 4].v[k % 4] + sums.x[i + k];
-    }
-  }
-  // total = sums
-  __device__ void set(const WgmmaSums<columns>& sums) const {
-#pragma unroll
-    for (int i = 0; i < sums.count; i += 4)
-      store_four(quads_ + size_t(i) * wgmma_consumers, {sums.x[i], sums.x[i + 1], sums.x[i + 2], sums.x[i + 3]});
-  }
-
- private:
-  float* const quads_;
-};
-
 // The matrices of a product, in nn of several that are summed.
 template <Layout layout>
 struct WgmmaMaps {
@@ -348,8 +318,12 @@ __global__ void __launch_bounds__(wgmma_block, 1)
       }
       sums.template wait<0>();
       give_back(s - 1);
-      if (begin > 0) WgmmaTotal<columns>(product.totals.data).add_to(sums);
-      if (end < strips) WgmmaTotal<columns>(product.totals.data).set(sums);
+      if (strips > strips_of_slice) {  // of several
+        const SliceTotal<sums.count> total(product.totals, blockIdx.x);
+        const auto four = [&](int q) { return sums.x + 4 * q; };
+        if (begin > 0) total.template add_to<8>(four);
+        if (end < strips) total.set(four);
+      }
     }
 
     float* const staged = ends + warp * wgmma_end_floats;
@@ -404,7 +378,7 @@ static bool slices_are_strips(std::span<const MmaFactors> factors) {
 }
 
 size_t matmul_wgmma_totals() {
-  return multiprocessors() * WgmmaSums<256>::count * wgmma_consumers;
+  return multiprocessors() * SliceTotal<WgmmaSums<256>::count>::size;
 }
 
 template <class Out>
@@ -425,7 +399,8 @@ bool matmul_wgmma(Matrix<Out> C, std::span<const MmaFactors> factors, size_t M, 
 #endif
   if (ctx.mma_arithmetic != MmaArithmetic::hopper || shared_limit() < wgmma_shared(columns)) return false;
   const MmaBlock<Out> product = {.C = C,
-                                 .totals = {totals, 0},
+                                 .totals = totals,
+                                 .total = 0,  // (each block has one)
                                  .A = factors[0].A,
                                  .B = factors[0].B,
                                  .bias = bias,
@@ -435,7 +410,7 @@ bool matmul_wgmma(Matrix<Out> C, std::span<const MmaFactors> factors, size_t M, 
                                  .n_end = N,
                                  .K = factors[0].K,
                                  .more = more_factors("matmul_wgmma", factors),
-                                 .depth = 0,  // (an end adds no totals: WgmmaTotal has done so)
+                                 .depth = depth,
                                  .accumulate = accumulate == Accumulate::yes,
                                  .activated = activated};
   const auto run = [&]<Layout l, int width>() {
