@@ -9,8 +9,8 @@ constexpr int threads = 128, chunk = 8;  // chunk: elements of bf16 in 16 bytes
 
 // ---- what a lane holds: number e of its four in each tile of 16 x 8
 
-__device__ inline int row_of_lane(int half) {
-  return threadIdx.x / 32 * 16 + threadIdx.x % 32 / 4 + 8 * half;
+__device__ inline int row_of_lane(int half, int warp = threadIdx.x / 32) {
+  return warp * 16 + threadIdx.x % 32 / 4 + 8 * half;
 }
 __device__ inline int column_of_lane(int n, int e) {
   return 8 * n + threadIdx.x % 4 * 2 + e % 2;

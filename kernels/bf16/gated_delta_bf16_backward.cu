@@ -8,7 +8,7 @@
 // Only `dstate` walks over a sequence.
 // tests/test_gated_delta_bf16.cpp
 #include "core/launch.cuh"
-#include "core/quad.cuh"
+#include "core/thread_sums.cuh"
 #include "kernels/bf16/gated_delta_bf16_state.cuh"
 
 namespace gated {
@@ -17,12 +17,12 @@ namespace gated_delta_bf16 {
 
 // What `dstate` leaves for `gradient`, in scratch.
 struct Left {
-  bf16* dkept;  // (B,Hv,chunks,Dk,Dv): dS' of every chunk, rounded
-  bf16* Du;     // (B,T,Hv,Dv)
-  // Where value heads share a key: what those so far give to it. 64 columns of a block's 64 rows lie together, as its
-  // threads load and store them: for each of its tiles the four sums of one thread, those of the next, and so on.
-  float *dq_sum, *dk_sum;  // (B,Hk,chunks,panels,64 x 64)
+  bf16* dkept;             // (B,Hv,chunks,Dk,Dv): dS' of every chunk, rounded
+  bf16* Du;                // (B,T,Hv,Dv)
+  float *dq_sum, *dk_sum;  // (B,Hk,chunks,panels) of Given
 };
+// Where value heads share a key: what those so far give to 64 of its columns, for 64 tokens.
+using Given = ThreadSums<4 * sums, threads>;
 
 // Bytes of shared memory with one chunk of k, q, T^, P^ and do in it, or with two: one that is multiplied and one that
 // is copied.
@@ -310,21 +310,10 @@ struct GradientBlock {
 
   // x joins what the heads before have given, and goes out with the last.
   __device__ void give(bf16* to, float* so_far, MmaC (&x)[sums], const Place& at, size_t r, int p) const {
-    float* const mine = so_far + ((size_t{blockIdx.x} * panels + p) * panel + threadIdx.x * 4);
-    if (r > 0) {
-      Quad given[sums];
-#pragma unroll
-      for (int tile = 0; tile < sums; tile++) given[tile] = load_four(mine + tile * threads * 4);
-#pragma unroll
-      for (int tile = 0; tile < sums; tile++)
-        for (int e = 0; e < 4; e++) x[tile].x[e] = given[tile].v[e] + x[tile].x[e];
-    }
-    if (r + 1 < s.group()) {
-#pragma unroll
-      for (int tile = 0; tile < sums; tile++)
-        store_four(mine + tile * threads * 4, {x[tile].x[0], x[tile].x[1], x[tile].x[2], x[tile].x[3]});
-      return;
-    }
+    const Given given(so_far, size_t{blockIdx.x} * panels + p);
+    const auto four = [&](int tile) { return x[tile].x; };
+    if (r > 0) given.template add_to<sums>(four);
+    if (r + 1 < s.group()) return given.keep(four);
     for_each_pair([&](int tile, int half) {
       const size_t t = at.t0 + own_row(half), column = size_t(p) * panel_columns + column_of_lane(tile, 0);
       if (t < s.T && column < s.Dk)
@@ -458,7 +447,7 @@ namespace gated_delta_bf16 {
 
 // Of dq_sum, and of dk_sum.
 static size_t sums_size(const GatedDeltaShape& s) {
-  return s.group() > 1 ? s.B * s.Hk * chunks_of(s) * ceil_div(s.Dk, size_t{panel_columns}) * panel : 0;
+  return s.group() > 1 ? s.B * s.Hk * chunks_of(s) * ceil_div(s.Dk, size_t{panel_columns}) * Given::size : 0;
 }
 
 static size_t left_bytes(const GatedDeltaShape& s) {

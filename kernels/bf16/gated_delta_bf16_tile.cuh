@@ -33,7 +33,7 @@ __device__ inline int row_of_warp() {
   return threadIdx.x % threads / 32 * 16;
 }
 __device__ inline int own_row(int half) {
-  return row_of_warp() + threadIdx.x % 32 / 4 + 8 * half;
+  return row_of_lane(half, threadIdx.x % threads / 32);
 }
 
 __device__ inline int place(int row, int c) {
@@ -75,7 +75,7 @@ struct PanelThread {
   }
 };
 
-// Asks for `count` rows and 64 columns from (row0,column0) on, which is there; what is not there is 0.
+// Asks for `count` rows and 64 columns from (row0,column0) on, a place inside the matrix; what lies outside is 0.
 template <int block = threads>
 __device__ inline void copy_panel(bf16* to, const Matrix& x, size_t row0, size_t column0, int count,
                                   AsyncCopies& copies) {

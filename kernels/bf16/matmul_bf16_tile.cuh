@@ -41,7 +41,7 @@
 
 #pragma once
 #include "core/mma.cuh"
-#include "core/quad.cuh"
+#include "core/thread_sums.cuh"
 #include "kernels/bf16/matmul_bf16.h"
 #include "kernels/bf16/matmul_wgmma.h"
 
@@ -179,41 +179,9 @@ __device__ void take_slice(MmaBlock<Out>& block, size_t slice) {
   block.C.data += slice * block.m_end * block.C.ld;
 }
 
-// ---- several slices of k
-
-// The sum of those slices of a tile that are done, of 256 threads with `sums` each. There are no registers for it: it
-// lies in global memory. A thread reads what it wrote itself. So its sums lie as threads load and store them: four of
-// one thread, four of the next, ..., then four more of each.
+// What the slices of a tile that are done sum to.
 template <int sums>
-class SliceTotal {
- public:
-  static constexpr size_t size = sums * size_t{mma_threads};
-
-  // Number `number` of the totals.
-  __device__ SliceTotal(float* totals, size_t number) : quads_(totals + (number * size + threadIdx.x * 4)) {}
-
-  // sums = total + sums, in fours: four(q) points to number q of a thread's. So many loads are on their way at a time.
-  template <int at_once, class Four>
-  __device__ void add_to(Four four) const {
-#pragma unroll
-    for (int first = 0; first < sums / 4; first += at_once) {
-      Quad quads[at_once];
-      for (int q = 0; q < at_once; q++) quads[q] = load_four(quads_ + size_t(first + q) * mma_threads * 4);
-      for (int q = 0; q < at_once; q++)
-        for (int k = 0; k < 4; k++) four(first + q)[k] = quads[q].v[k] + four(first + q)[k];
-    }
-  }
-  // total = sums
-  template <class Four>
-  __device__ void set(Four four) const {
-#pragma unroll
-    for (int q = 0; q < sums / 4; q++)
-      store_four(quads_ + size_t(q) * mma_threads * 4, {four(q)[0], four(q)[1], four(q)[2], four(q)[3]});
-  }
-
- private:
-  float* const quads_;
-};
+using SliceTotal = ThreadSums<sums, mma_threads>;
 constexpr int mma_sums = mma_tile_rows * mma_tile_rows / mma_threads;  // of a thread
 
 // ---- the end of a tile
@@ -417,7 +385,7 @@ __device__ __forceinline__ void multiply_tile(const MmaBlock<Out>& block, bf16* 
       const auto four = [&](int q) { return sum[q / 4][q % 4].x; };
       if (s >= strips_of_slice) total.template add_to<4>(four);
       if (!last) {
-        total.set(four);
+        total.keep(four);
         for_every_pair(0, 4, [](float* x, int, int) { x[0] = x[1] = 0; });
       }
     }

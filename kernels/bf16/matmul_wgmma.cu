@@ -322,7 +322,7 @@ __global__ void __launch_bounds__(wgmma_block, 1)
         const SliceTotal<sums.count> total(product.totals, blockIdx.x);
         const auto four = [&](int q) { return sums.x + 4 * q; };
         if (begin > 0) total.template add_to<8>(four);
-        if (end < strips) total.set(four);
+        if (end < strips) total.keep(four);
       }
     }
 
