@@ -5,14 +5,12 @@
 //   - Products are matmul_cpu, the gate and SiLU are their twins: each has the bits of its reference.
 //   - unit, the norm before weight and bias, is kept beside n, so that tanh is computed once.
 //   - dw, db and the rows' shares of dalpha are added up while their rows are in the cache. A block is a whole number
-//   of
-//     slices of a column sum, 128 rows, so one thread makes the chain of a slice in ascending order.
+//     of slices of a column sum, 128 rows, so one thread makes the chain of a slice in ascending order.
 //   - Inside a block everything is floats. Where activations are stored as bf16, dy is widened on the way in, and y
-//   rounded on
-//     the way out.
-//   - The gradients of W_up and W_down are products over all rows. What they multiply waits in scratch until every
-//   block
-//     is done.
+//     rounded on the way out.
+//   - The gradients of W_up and W_down are products over all rows, whose sum goes in slices of 1024
+//     (kernels/matmul.cu). What they multiply waits in scratch until the blocks of a slice are done: no array of all
+//     rows is made.
 #include <omp.h>
 
 #include <algorithm>
@@ -29,6 +27,11 @@ namespace {
 size_t rows_of_block(size_t N, size_t C) {
   const size_t fit = (size_t{1} << 17) / C, share = ceil_div(N, omp_get_max_threads());
   return std::max<size_t>(1, std::min(fit, share) / column_slice) * column_slice;
+}
+
+// Rows of the backward after which threads meet: whole slices of a product's sum, with a block for every thread.
+size_t rows_of_stage(size_t N, size_t C) {
+  return std::min(N, round_up(omp_get_max_threads() * rows_of_block(N, C), matmul_slice));
 }
 
 // What a thread works with in its block.
@@ -161,8 +164,9 @@ void gated_norm_forward_cpu(S* y, float* r, float* low, S* sum, const ResidualIn
 IN_FLOAT_AND_BF16(gated_norm_forward_cpu);
 
 size_t gated_norm_backward_cpu_scratch(const GatedNormShape& s) {
-  const size_t rows = s.N * (s.C + s.scores() + 2 * s.rank), sums = ceil_div(s.N, column_slice) * (2 * s.C + 1);
-  return (rows + sums + s.rank * s.scores() + omp_get_max_threads() * backward_block_floats(s)) * sizeof(float);
+  const size_t rows = rows_of_stage(s.N, s.C) * (s.C + s.scores() + 2 * s.rank);
+  const size_t sums = ceil_div(s.N, column_slice) * (2 * s.C + 1), matrices = s.rank * (s.C + s.scores());
+  return (rows + sums + matrices + omp_get_max_threads() * backward_block_floats(s)) * sizeof(float);
 }
 
 template <class S>
@@ -170,34 +174,44 @@ void gated_norm_backward_cpu(S* dx, S* dbranch, const GatedNormGradients& gradie
                              const ResidualBackwardInOf<S>& in, const float* low, const float* r,
                              const GatedNormWeights& weights, const GatedNormShape& shape, float* scratch) {
   const size_t N = shape.N, C = shape.C, rank = shape.rank, scores = shape.scores();
-  const size_t slices = ceil_div(N, column_slice), block_rows = rows_of_block(N, C);
-  float *const all_n = scratch, *const all_dz = all_n + N * C, *const all_a = all_dz + N * scores;
-  float *const all_dlow = all_a + N * rank, *const dup = all_dlow + N * rank, *const column_sums = dup + rank * scores;
+  const size_t slices = ceil_div(N, column_slice), block_rows = rows_of_block(N, C), stage_rows = rows_of_stage(N, C);
+  float *const stage_n = scratch, *const stage_dz = stage_n + stage_rows * C;
+  float *const stage_a = stage_dz + stage_rows * scores, *const stage_dlow = stage_a + stage_rows * rank;
+  // (rank,C) and (rank,scores). up's is transposed: so dz, which is wide, is read as it lies.
+  float *const ddown = stage_dlow + stage_rows * rank, *const dup = ddown + rank * C;
+  float* const column_sums = dup + rank * scores;
   const ColumnSums sums = {column_sums, column_sums + slices * C, column_sums + 2 * slices * C};
   float* const blocks = column_sums + slices * (2 * C + 1);
   std::fill(column_sums, blocks, 0.0f);
   const bool rms = shape.base == NormGateBase::rmsnorm;
   auto* normalise_rows = rms ? normalise_again<true, S> : normalise_again<false, S>;
   auto* norm_backward_rows = rms ? norm_backward<true, S> : norm_backward<false, S>;
+  for (size_t first = 0; first < N; first += stage_rows) {
+    const size_t end = std::min(first + stage_rows, N);
 #pragma omp parallel for
-  for (size_t row0 = 0; row0 < N; row0 += block_rows) {
-    const size_t rows = std::min(block_rows, N - row0);
-    float *units = blocks + omp_get_thread_num() * backward_block_floats(shape), *dns = units + rows * C;
-    float *ns = all_n + row0 * C, *dz = all_dz + row0 * scores, *a = all_a + row0 * rank,
-          *dlow = all_dlow + row0 * rank;
-    const float* lows = low + row0 * rank;
-    normalise_rows(units, ns, in.x, r, weights, shape, row0, rows);
-    activation_forward_cpu(a, lows, rows * rank, Activation::silu);
-    matmul_cpu(dz, a, weights.up, rows, scores, rank, Layout::nt, Accumulate::no);  // z, until dz takes its place
-    gate_backward_cpu(dns, dz, widened(dns, dy + row0 * C, rows * C), ns, dz, rows, C, C / scores, shape.op);
-    matmul_cpu(dlow, dz, weights.up, rows, rank, scores, Layout::nn, Accumulate::no);
-    activation_backward_cpu(dlow, dlow, lows, rows * rank, Activation::silu);
-    matmul_cpu(dns, dlow, weights.down, rows, C, rank, Layout::nn, Accumulate::yes);
-    norm_backward_rows(dx, dbranch, sums, dns, units, in, r, weights, shape, row0, rows);
+    for (size_t row0 = first; row0 < end; row0 += block_rows) {
+      const size_t rows = std::min(block_rows, end - row0), at = row0 - first;
+      float *units = blocks + omp_get_thread_num() * backward_block_floats(shape), *dns = units + rows * C;
+      float *ns = stage_n + at * C, *dz = stage_dz + at * scores, *a = stage_a + at * rank,
+            *dlow = stage_dlow + at * rank;
+      const float* lows = low + row0 * rank;
+      normalise_rows(units, ns, in.x, r, weights, shape, row0, rows);
+      activation_forward_cpu(a, lows, rows * rank, Activation::silu);
+      matmul_cpu(dz, a, weights.up, rows, scores, rank, Layout::nt, Accumulate::no);  // z, until dz takes its place
+      gate_backward_cpu(dns, dz, widened(dns, dy + row0 * C, rows * C), ns, dz, rows, C, C / scores, shape.op);
+      matmul_cpu(dlow, dz, weights.up, rows, rank, scores, Layout::nn, Accumulate::no);
+      activation_backward_cpu(dlow, dlow, lows, rows * rank, Activation::silu);
+      matmul_cpu(dns, dlow, weights.down, rows, C, rank, Layout::nn, Accumulate::yes);
+      norm_backward_rows(dx, dbranch, sums, dns, units, in, r, weights, shape, row0, rows);
+    }
+    for (size_t row0 = first; row0 < end; row0 += matmul_slice) {
+      const size_t rows = std::min(matmul_slice, end - row0), at = row0 - first;
+      const Accumulate to = row0 ? Accumulate::yes : Accumulate::no;
+      matmul_cpu(ddown, stage_dlow + at * rank, stage_n + at * C, rank, C, rows, Layout::tn, to);
+      matmul_cpu(dup, stage_a + at * rank, stage_dz + at * scores, rank, scores, rows, Layout::tn, to);
+    }
   }
-  matmul_cpu(gradients.down, all_dlow, all_n, rank, C, N, Layout::tn, Accumulate::yes);
-  // The gradient of up, transposed: so dz, which is wide, is read as it lies.
-  matmul_cpu(dup, all_a, all_dz, rank, scores, N, Layout::tn, Accumulate::no);
+  for (size_t i = 0; i < rank * C; i++) gradients.down[i] += ddown[i];
   for (size_t c = 0; c < scores; c++)
     for (size_t i = 0; i < rank; i++) gradients.up[c * rank + i] += dup[i * scores + c];
   column_add_slices_cpu(std::array{gradients.w}, sums.w, slices, C);
