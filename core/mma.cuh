@@ -71,8 +71,8 @@ __device__ inline void ldmatrix(uint32_t (&x)[4], const bf16* row) {
                  : "memory");
 }
 
-// For a value that a loop needs and that is cheap to make again: the compiler would, in every turn. And for one of
-// which it should not know the last bits: where an address ends in zeros, nvcc makes four stores of a float4.
+// Hides from the compiler how x was made. So it does not make it again in every turn of a loop, nor knows that an
+// address ends in zeros, for which nvcc splits a store of four numbers into four.
 __device__ inline void keep_in_register(int& x) {
   asm volatile("" : "+r"(x));
 }
@@ -187,10 +187,10 @@ inline void ldmatrix(uint32_t (&x)[4], const bf16* row, simt::Place at = simt::P
   }
 }
 
-// From when a copy is asked for until it is waited for, nobody may count on what its destination holds: it is NaN.
 inline void keep_in_register(int&) {}
 inline void keep_in_register(size_t&) {}
 
+// From when a copy is asked for until it is waited for, nobody may count on what its destination holds: it is NaN.
 class AsyncCopies {
  public:
   void copy16(void* shared, const void* global, unsigned bytes = 16) {

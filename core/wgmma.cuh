@@ -5,7 +5,7 @@
 // its registers. Warp w has rows 16w to 16w + 15; with g = lane / 4 and t = lane % 4, of each eight columns
 //
 //                 column  2t  2t+1
-//   row 16w + g          x[4j] x[4j+1]           columns 8j to 8j + 7, j = 0, 1, ...: half as many sums a thread
+//   row 16w + g          x[4j] x[4j+1]           columns 8j to 8j + 7, j = 0, 1, ...: a thread has columns / 2 sums
 //   row 16w + g + 8    x[4j+2] x[4j+3]           (the same as of mma, one tile of 16 x 8 after the other)
 //
 // A may come from registers, too: each warp's 16 rows as mma has them (core/mma.cuh). So the sums of two tiles,

@@ -1,5 +1,5 @@
 // attention_tile: the two matrix products that the kernels of attention are made of, over a tile of 64 x 64 pairs of a
-// query and a key. Included by kernels/attention.cu and kernels/attention_backward.cu, which say what they are for.
+// query and a key. kernels/attention.cu and kernels/attention_backward.cu say what they are for.
 //
 //   product      S[row][column]   = chain over d of A[row][d] * B[column][d]                   scores, and dp
 //   accumulate   acc[row][d]     += chain over columns of weight[row][column] * X[column][d]   o, dq, dk and dv

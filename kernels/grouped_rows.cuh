@@ -1,5 +1,4 @@
-// grouped_rows: who works on which rows of a product whose rows belong to experts. Included by
-// kernels/grouped_matmul.cu and by kernels/bf16/grouped_matmul_bf16.cu.
+// grouped_rows: who works on which rows of a product whose rows belong to experts.
 //
 // Rows go in pieces of `piece` rows, cut from each expert's first row on, so that no piece has rows of two experts. How
 // many pieces there are depends on row_start, which only the device knows: the grid must not. So expert e's pieces are

@@ -301,6 +301,7 @@ void linear_cross_entropy(float* losses, Reals dh, float* dweight, float* logits
                           const float* weight, const bf16* weight_copy, const int* targets, float dloss, size_t N,
                           size_t C, size_t V, size_t chunk_rows, Context& ctx) {
   require(V > 0 && C > 0, "linear_cross_entropy: V is %zu and C is %zu, expected more than 0", V, C);
+  require(V <= size_t{1} << 30, "linear_cross_entropy: V is %zu, expected at most 2^30: kernels count with ints", V);
   const size_t whole_slice = weight_gradient_slice(h.storage());
   require(chunk_rows >= N || (chunk_rows > 0 && chunk_rows % whole_slice == 0),
           "linear_cross_entropy: chunks of %zu rows, expected a multiple of %zu or at least all %zu", chunk_rows,

@@ -283,9 +283,16 @@ __global__ void __launch_bounds__(conv_block)
 
 // ---- launchers
 
+// Kernels of four taps load them at once.
+static void require_taps(const char* operation, const float* w, const ShortConvShape& s) {
+  require(s.W > 0, "%s: no taps", operation);
+  require(s.W != 4 || reinterpret_cast<uintptr_t>(w) % 16 == 0, "%s: w at %p, expected on a boundary of 16 bytes",
+          operation, static_cast<const void*>(w));
+}
+
 void short_conv_forward(Reals y, Reals final, ConstReals x, const float* w, ConstReals initial, const ShortConvShape& s,
                         Context& ctx) {
-  require(s.W > 0, "short_conv_forward: no taps");
+  require_taps("short_conv_forward", w, s);
   with_storage(y, [&](auto stored) {
     using S = decltype(stored);
     if (ctx.device == Device::cpu)
@@ -305,7 +312,7 @@ void short_conv_forward(Reals y, Reals final, ConstReals x, const float* w, Cons
 
 void short_conv_backward(Reals dx, float* dw, Reals dinitial, ConstReals dy, ConstReals dfinal, ConstReals x,
                          const float* w, ConstReals initial, const ShortConvShape& s, Context& ctx) {
-  require(s.W > 0, "short_conv_backward: no taps");
+  require_taps("short_conv_backward", w, s);
   require(!(dx == dy), "short_conv_backward: dx is dy, which later tokens still need");
   with_storage(dx, [&](auto stored) {
     using S = decltype(stored);

@@ -82,7 +82,7 @@ class Counter {
   // By line, memory, warp and lane: how often it was there. By line, memory, warp and that number: who is there.
   std::unordered_map<uint64_t, uint32_t> visits_;
   std::unordered_map<uint64_t, Group> groups_;
-  std::unordered_set<uint64_t> read_[8];  // sectors, by this block, or by those of a cluster
+  std::unordered_set<uint64_t> read_[most_cluster];  // sectors, by this block, or by those of a cluster
 };
 
 }  // namespace ptx

@@ -41,7 +41,7 @@ constexpr size_t shared_of_the_system = 1 << 10;          // that each block tak
 const int multiprocessors = Counter::wanted() ? 132 : 4;  // few, so that small launches fill the device; an H100's
 constexpr size_t counted_copy = 256 << 20;                // what is copied where nothing but counts is wanted
 constexpr int most_threads = 1024;
-constexpr int most_block[] = {1024, 1024, 64}, most_grid[] = {0x7fffffff, 65535, 65535}, most_cluster = 8;
+constexpr int most_block[] = {1024, 1024, 64}, most_grid[] = {0x7fffffff, 65535, 65535};
 constexpr size_t most_in_cluster = 4096;  // threads: what each knows of each other is kept
 constexpr int most_pitch = 0x7fffffff;
 
@@ -281,7 +281,7 @@ void launch(const Function& f, dim3 grid, dim3 block, unsigned cluster, void** a
            f.most_dynamic >= 0 ? "so many were asked for" : "cudaFuncSetAttribute has not asked for more");
   if (cluster > 1 && compute_capability() < 90)
     refuse(cudaErrorNotSupported, "launch of %s: clusters are for compute capability 9.0", name);
-  if (cluster < 1 || cluster > unsigned(most_cluster) || grid.x % cluster)
+  if (cluster < 1 || cluster > most_cluster || grid.x % cluster)
     refuse(cudaErrorInvalidClusterSize, "launch of %s: clusters of %u blocks of %u in x, expected 1 to %d, and no rest",
            name, cluster, grid.x, most_cluster);
   if (cluster > 1 && (threads % 32 || cluster * threads > most_in_cluster))

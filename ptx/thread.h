@@ -25,6 +25,8 @@ constexpr uint64_t storage_begin = device_begin + 2 * device_bytes, live_begin =
 constexpr uint64_t shared_window = 0x0e0000000000, parameter_window = 0x0d0000000000, window_bytes = uint64_t{1} << 32;
 constexpr uint64_t cluster_window = uint64_t{1} << 24;
 
+constexpr unsigned most_cluster = 8;  // blocks
+
 // An allocation begins on a boundary of 256 bytes. A table has for each 64 bytes of device memory how many of them,
 // from the first on, are inside a live allocation; another has for each 16 bytes of a block's shared memory a bit for
 // each byte: is it in a variable?

@@ -1,5 +1,5 @@
-// attention_bf16_tile: the two products that the kernels of attention_bf16 are made of. Included by
-// kernels/bf16/attention_bf16.cu and kernels/bf16/attention_bf16_backward.cu, which say what they are for.
+// attention_bf16_tile: what the kernels of attention_bf16 are made of: two products, the mask, the softmax that goes
+// along with them, and the end of the forward.
 //
 //   product      S[row][column]  += chain over d of A[row][d] * B[column][d]                   scores, and dp
 //   accumulate   acc[row][d]     += chain over columns of weight[row][column] * X[column][d]   o, dq, dk and dv

@@ -1,5 +1,4 @@
 // gated_delta_bf16_tile: panels in shared memory and the product that the kernels of gated_delta_bf16 are made of.
-// Included by kernels/bf16/gated_delta_bf16.cu and kernels/bf16/gated_delta_bf16_backward.cu.
 //
 // A panel has rows of 64 bf16, in chunks of 8 (16 bytes): chunk c of row r lies at c xor r % 8, so that ldmatrix, which
 // reads one chunk of eight rows at a time, finds them in different banks. A matrix of more columns is a row of panels.

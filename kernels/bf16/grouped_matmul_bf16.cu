@@ -158,7 +158,7 @@ size_t grouped_matmul_bf16_tn_scratch(const GroupedShape& s, Device device) {
 // are two strips.
 template <Layout layout, class Out>
 static bool grouped_by_wgmma(const GroupedMmaJob<Out>& job, size_t M, Context& ctx) {
-  if (M < job.E * 128) return false;
+  if (M < job.E * (wgmma_cluster_rows / 2)) return false;
   const Accumulate accumulate = job.accumulate ? Accumulate::yes : Accumulate::no;
   const WgmmaGroups groups = {job.row_start, job.E};
   if constexpr (layout == Layout::tn) {

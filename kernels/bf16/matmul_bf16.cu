@@ -16,8 +16,8 @@
 // In a feed-forward layer an activation follows: y = act(C), or y = act(g) * C with the product g of another matrix.
 // Here it is made in the end of the product, of each C as it is stored: C is then not read again, which is a third of
 // the bytes that a kernel for act(g) * C moves, and half of those for act(C). So is its backward, in the end of the
-// product dy = dx W: dy is in no memory at all, and of the 6 bytes an element of dy * act'(u) two are left beside what
-// the product moves, of the 10 with a gate six. The bits are those of the kernels.
+// product dy = dx W. dy is never stored. A kernel for dy * act'(u) moves 6 bytes an element; here only the 2 of u are
+// added to what the product moves. With a gate it is 6 instead of 10. The bits are those of the kernels.
 //
 // How it is computed, a rung at a time:
 //

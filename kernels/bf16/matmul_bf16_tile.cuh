@@ -1,6 +1,5 @@
-// matmul_bf16_tile: one tile of a product of bf16 matrices on tensor cores, by one block. Included by
-// kernels/bf16/matmul_bf16.cu, where the order of a sum and the layouts stand, and by
-// kernels/bf16/grouped_matmul_bf16.cu.
+// matmul_bf16_tile: one tile of a product of bf16 matrices on tensor cores, by one block. The order of
+// a sum and the layouts stand in kernels/bf16/matmul_bf16.cu.
 //
 // How a block computes a tile of C, from the outside in:
 //
@@ -180,9 +179,8 @@ __device__ void take_slice(MmaBlock<Out>& block, size_t slice) {
 }
 
 // What the slices of a tile that are done sum to.
-template <int sums>
-using SliceTotal = ThreadSums<sums, mma_threads>;
 constexpr int mma_sums = mma_tile_rows * mma_tile_rows / mma_threads;  // of a thread
+using SliceTotal = ThreadSums<mma_sums, mma_threads>;
 
 // ---- the end of a tile
 //
@@ -381,7 +379,7 @@ __device__ __forceinline__ void multiply_tile(const MmaBlock<Out>& block, bf16* 
     }
     const bool last = s + 1 == strips;
     if (strips > strips_of_slice && ((s + 1) % strips_of_slice == 0 || last)) {  // a slice of several ends
-      const SliceTotal<mma_sums> total(block.totals, block.total);
+      const SliceTotal total(block.totals, block.total);
       const auto four = [&](int q) { return sum[q / 4][q % 4].x; };
       if (s >= strips_of_slice) total.template add_to<4>(four);
       if (!last) {
@@ -415,7 +413,7 @@ __device__ __forceinline__ void multiply_tile(const MmaBlock<Out>& block, bf16* 
 // Floats of scratch for so many rows of tiles of a C with N columns, by either kernel.
 inline size_t mma_totals(size_t tiles, size_t N, size_t K) {
   const size_t all = tiles * ceil_div(N, mma_tile_rows);
-  return K <= matmul_bf16_slice ? 0 : std::max(all * SliceTotal<mma_sums>::size, matmul_wgmma_totals());
+  return K <= matmul_bf16_slice ? 0 : std::max(all * SliceTotal::size, matmul_wgmma_totals());
 }
 
 // Do all lines begin on boundaries of a chunk?

@@ -89,12 +89,11 @@
 
 namespace gated {
 
-constexpr int wgmma_tile_rows = 2 * wgmma_rows, wgmma_stages = 4;
+static_assert(wgmma_tile_rows == 2 * wgmma_rows);
+constexpr int wgmma_stages = 4;
 constexpr int wgmma_consumers = 2 * wgmma_threads, wgmma_block = wgmma_consumers + wgmma_threads;  // threads
-constexpr int wgmma_ranks = 2;  // blocks of a cluster
-constexpr int wgmma_cluster_rows = wgmma_ranks * wgmma_tile_rows;
-constexpr int wgmma_band = 16 / wgmma_ranks;                                  // their tiles
-constexpr int wgmma_producer_registers = 24, wgmma_consumer_registers = 240;  // of a thread
+constexpr int wgmma_band = 16 / wgmma_ranks;                                                       // their tiles
+constexpr int wgmma_producer_registers = 24, wgmma_consumer_registers = 240;                       // of a thread
 // Of the end, a warp: 16 rows of 32 columns. They lie 40 floats apart: as mma_end_pitch.
 constexpr int wgmma_end_rows = 16, wgmma_end_columns = 32, wgmma_end_pitch = wgmma_end_columns + 8;
 constexpr size_t wgmma_end_floats = size_t{wgmma_end_rows} * wgmma_end_pitch;
@@ -319,7 +318,7 @@ __global__ void __launch_bounds__(wgmma_block, 1)
       sums.template wait<0>();
       give_back(s - 1);
       if (strips > strips_of_slice) {  // of several
-        const SliceTotal<sums.count> total(product.totals, blockIdx.x);
+        const ThreadSums<sums.count, wgmma_consumers> total(product.totals, blockIdx.x);
         const auto four = [&](int q) { return sums.x + 4 * q; };
         if (begin > 0) total.template add_to<8>(four);
         if (end < strips) total.keep(four);
@@ -378,7 +377,7 @@ static bool slices_are_strips(std::span<const MmaFactors> factors) {
 }
 
 size_t matmul_wgmma_totals() {
-  return multiprocessors() * SliceTotal<WgmmaSums<256>::count>::size;
+  return multiprocessors() * ThreadSums<WgmmaSums<256>::count, wgmma_consumers>::size;
 }
 
 template <class Out>

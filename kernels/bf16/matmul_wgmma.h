@@ -5,16 +5,20 @@
 
 namespace gated {
 
-// Tiles of 128 rows and so many columns: what a block makes at a time.
+// A block makes tiles of 128 rows. A cluster's two blocks make two of them, one above the other.
+constexpr int wgmma_tile_rows = 128, wgmma_ranks = 2, wgmma_cluster_rows = wgmma_ranks * wgmma_tile_rows;
+
+// Tiles of so many columns.
 constexpr size_t matmul_wgmma_tiles(size_t M, size_t N, int columns) {
-  return ceil_div(M, 128) * ceil_div(N, columns);
+  return ceil_div(M, wgmma_tile_rows) * ceil_div(N, columns);
 }
 
 // The width of tiles that is done first: where there are too few wide ones, or few in the last wave, narrow ones are.
-// Two blocks take two tiles, one above the other, though the lower one lie outside.
+// A cluster takes two tiles though the lower one lie outside.
 constexpr int matmul_wgmma_columns(size_t M, size_t N, size_t slices, size_t multiprocessors) {
   const auto time = [&](int columns) {
-    return ceil_div(slices * matmul_wgmma_tiles(round_up(M, 256), N, columns), multiprocessors) * columns;
+    return ceil_div(slices * matmul_wgmma_tiles(round_up(M, wgmma_cluster_rows), N, columns), multiprocessors) *
+           columns;
   };
   return time(192) < time(256) ? 192 : 256;
 }
