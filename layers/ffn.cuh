@@ -22,8 +22,6 @@ namespace gated {
 template <class Projection>
 class FeedForward {
  public:
-  using InputGradient = typename Projection::InputGradient;
-
   // `more` is what a Projection wants besides its sizes, its bias and its start.
   template <class... More>
   FeedForward(const FfnConfig& config, size_t C, const More&... more)

@@ -8,6 +8,7 @@
 #pragma once
 #include "kernels/grouped_matmul.h"
 #include "kernels/bf16/grouped_matmul_bf16.h"
+#include "layers/input_gradient.cuh"
 #include "layers/layer_config.h"
 #include "layers/quantizer.h"
 
@@ -15,39 +16,6 @@ namespace gated {
 
 class GroupedLinear {
  public:
-  // What layers/linear.cuh has for one matrix: dx (M,in), of several layers that read one x.
-  class InputGradient {
-   public:
-    InputGradient(Reals dx, Accumulate accumulate, const int* row_start, const GroupedShape& s, Context& ctx)
-        : dx_(dx), accumulate_(accumulate), row_start_(row_start), s_(s), ctx_(ctx) {}
-    InputGradient(const InputGradient&) = delete;
-
-    void add(ConstReals dy, const Weight& weight, size_t out) {
-      s_.K = out;
-      if (dy.storage() == Storage::bf16) {
-        require(count_ < most_factors, "linear: more than %zu layers read one x", most_factors);
-        factors_[count_++] = {{dy.as<bf16>(), out}, {weight.copy, s_.N}, out};
-        return;
-      }
-      grouped_matmul(dx_.as<float>(), dy.as<float>(), weight.value, row_start_, s_, Layout::nn, accumulate_, ctx_);
-      accumulate_ = Accumulate::yes;
-    }
-    void finish(const Activated& activated = {}) {
-      require(!activated.u || count_, "linear: a product of floats makes no activation's gradient");
-      if (count_)
-        grouped_matmul_bf16_joined(dx_.as<bf16>(), {factors_, count_}, row_start_, s_, accumulate_, ctx_, activated);
-    }
-
-   private:
-    Reals dx_;
-    Accumulate accumulate_;
-    const int* row_start_;
-    GroupedShape s_;
-    Context& ctx_;
-    MmaFactors factors_[most_factors];
-    size_t count_ = 0;
-  };
-
   // share: of all tokens, those that an expert gets. row_start: where the layer keeps the address of the (E+1) row
   // numbers, which is read when a product is computed.
   GroupedLinear(size_t in, size_t out, bool bias, Init init, size_t experts, double share, int* const* row_start)

@@ -1,6 +1,6 @@
 // linear: y = x W^T, or x W^T + b, and its backward (derived in kernels/matmul.cu)
 //   dx = dy W      dW += dy^T x      db += column sum of dy
-// Several layers may read one x, as W_q, W_k and W_v do: then dx is the sum of their dy W (InputGradient).
+// Several layers may read one x, as W_q, W_k and W_v do: then dx is the sum of their dy W (layers/input_gradient.cuh).
 // Where x is bf16, products are those of tensor cores, with the rounded copy of W; dW stays fp32.
 // shapes: x, dx (N,in); y, dy (N,out); W (out,in); b (out) | kernels/matmul.cu, kernels/bf16/matmul_bf16.cu,
 // kernels/bias.h
@@ -9,49 +9,14 @@
 #include "kernels/bias.h"
 #include "kernels/matmul.h"
 #include "kernels/bf16/matmul_bf16.h"
+#include "layers/input_gradient.cuh"
 #include "layers/layer_config.h"
 #include "layers/quantizer.h"
 
 namespace gated {
 
-// dx (N,in) = sum over some linear layers of dy W, or dx + that. In fp32 each product is added when it comes. Of bf16
-// they are one product, in the order in which they come, and dx is rounded once: finish() makes it, and every dy must
-// stay until then.
-class InputGradient {
- public:
-  InputGradient(Reals dx, Accumulate accumulate, size_t N, size_t in, Context& ctx)
-      : dx_(dx), accumulate_(accumulate), N_(N), in_(in), ctx_(ctx) {}
-  InputGradient(const InputGradient&) = delete;
-
-  // dx += dy W, of dy (N,out) and W (out,in).
-  void add(ConstReals dy, const Weight& weight, size_t out) {
-    if (dy.storage() == Storage::bf16) {
-      require(count_ < most_factors, "linear: more than %zu layers read one x", most_factors);
-      factors_[count_++] = {{dy.as<bf16>(), out}, {weight.copy, in_}, out};
-      return;
-    }
-    matmul(dx_.as<float>(), dy.as<float>(), weight.value, N_, in_, out, Layout::nn, accumulate_, ctx_);
-    accumulate_ = Accumulate::yes;
-  }
-  // activated: x is the activation of a layer before, and what is made is the gradient of what that was made of.
-  void finish(const Activated& activated = {}) {
-    require(!activated.u || count_, "linear: a product of floats makes no activation's gradient");
-    if (count_) matmul_bf16_joined(dx_, {factors_, count_}, N_, in_, accumulate_, ctx_, activated);
-  }
-
- private:
-  Reals dx_;
-  Accumulate accumulate_;
-  size_t N_, in_;
-  Context& ctx_;
-  MmaFactors factors_[most_factors];
-  size_t count_ = 0;
-};
-
 class Linear {
  public:
-  using InputGradient = gated::InputGradient;
-
   Linear(size_t in, size_t out, bool bias = false, Init init = Init::normal(), Use use = Use::linear)
       : in_(in), out_(out), has_bias_(bias), init_(init), use_(use) {}
 
