@@ -33,6 +33,7 @@
 namespace gated {
 
 constexpr uint32_t tma_most_lines = 256, tma_chunk = 8;  // of a box; bf16 in 16 bytes
+constexpr size_t tma_most_coordinate = size_t{1} << 30;  // an int, and a box may end past it
 
 // A matrix of bf16, as copies see it: where it begins, the elements of a line, lines, bytes from one to the next. A box
 // is 64 elements wide. (No padding: who compares launches compares bytes.)

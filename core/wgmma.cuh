@@ -35,6 +35,14 @@
 
 namespace gated {
 
+// Has this device wgmma, in this run's arithmetic?
+inline bool runs_wgmma(const Context& ctx) {
+#ifdef __CUDACC__
+  if (compute_capability() != 90) return false;
+#endif
+  return ctx.mma_arithmetic == MmaArithmetic::hopper;
+}
+
 // f(sum i, its row in the 64, its column) for sums `first` to `last` - 1 of this thread.
 template <class F>
 __device__ __forceinline__ void for_wgmma_sums(int first, int last, F f) {
@@ -289,5 +297,10 @@ template <int count>
 void in_use(const MmaA (&)[count]) {}
 
 #endif
+
+// The first boundary of a group of lines in shared memory.
+__device__ inline unsigned char* group_boundary(unsigned char* shared) {
+  return shared + (-shared_address(shared) & (wgmma_group_bytes - 1));
+}
 
 }  // namespace gated

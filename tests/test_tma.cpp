@@ -46,7 +46,7 @@ enum class Mistake {
 // Box b of a column of boxes, x = 0 or 64: sums[b][column of it] = the sum of (line + 1) * element.
 __global__ void ring_kernel(float* sums, const __grid_constant__ TensorMap map, int boxes, int x, Mistake mistake) {
   DYNAMIC_SHARED(unsigned char, shared);
-  unsigned char* const ring = shared + (-shared_address(shared) & 1023);
+  unsigned char* const ring = group_boundary(shared);
   Mbarrier* const full = reinterpret_cast<Mbarrier*>(ring + stages * stage_bytes);
   Mbarrier* const empty = full + stages;
   if (threadIdx.x == 0) {
@@ -130,7 +130,7 @@ constexpr int ranks = 2, of_pairs = boxes * line + 96;
 
 __global__ void pairs_kernel(float* sums, const __grid_constant__ TensorMap map, PairMistake mistake) {
   DYNAMIC_SHARED(unsigned char, shared);
-  unsigned char* const ring = shared + (-shared_address(shared) & 1023);
+  unsigned char* const ring = group_boundary(shared);
   Mbarrier* const full = reinterpret_cast<Mbarrier*>(ring + stages * ranks * stage_bytes);
   Mbarrier* const empty = full + stages;
   const unsigned rank = cluster_rank();

@@ -41,7 +41,7 @@ template <bool a_along, bool b_along>
 __global__ void product_kernel(float* out, const bf16* A, const bf16* B, const float* C, bool add, Mistake mistake) {
   DYNAMIC_SHARED(unsigned char, shared);
   // Shared memory does not begin on a boundary of 1024: the tiles do.
-  unsigned char* const tiles = shared + (-shared_address(shared) & (wgmma_group_bytes - 1));
+  unsigned char* const tiles = group_boundary(shared);
   const auto put = [&](unsigned char* tile, const bf16* from, int n, bool along) {
     for (int i = int(threadIdx.x); i < n * depth; i += wgmma_threads) {
       const int row = i / depth, k = i % depth, line = along ? row / 64 * 64 + k : row, element = along ? row % 64 : k;
@@ -75,7 +75,7 @@ __global__ void product_kernel(float* out, const bf16* A, const bf16* B, const f
 template <int wide>
 __global__ void registers_kernel(float* out, const bf16* A, const bf16* B, const float* C) {
   DYNAMIC_SHARED(unsigned char, shared);
-  bf16* const tile = reinterpret_cast<bf16*>(shared + (-shared_address(shared) & (wgmma_group_bytes - 1)));
+  bf16* const tile = reinterpret_cast<bf16*>(group_boundary(shared));
   for (int i = int(threadIdx.x); i < wide * 16; i += wgmma_threads) {
     const int n = i / 16, k = i % 16, line = n / 64 * 64 + k;
     tile[line * 64 + ((n % 64 / 8) ^ (line % 8)) * 8 + n % 8] = B[n * depth + k];

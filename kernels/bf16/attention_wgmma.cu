@@ -43,6 +43,8 @@
 // tests/test_attention_bf16.cpp
 #include "kernels/bf16/attention_wgmma.h"
 
+#include <algorithm>
+
 #include "core/launch.cuh"
 #include "core/tma.cuh"
 #include "core/wgmma.cuh"
@@ -105,7 +107,7 @@ struct Shared {
 
   // A barrier of the block: from here on those in shared memory are all that orders.
   __device__ explicit Shared(unsigned char* shared)
-      : own(shared + (-shared_address(shared) & (wgmma_group_bytes - 1))),
+      : own(group_boundary(shared)),
         ring(own + P::own_bytes),
         stored(reinterpret_cast<bf16*>(P::wide ? own : ring + P::stages * P::pair)),
         own_full(reinterpret_cast<Mbarrier*>(ring + P::stages * P::pair + P::stored * sizeof(bf16))),
@@ -469,16 +471,11 @@ __global__ void __launch_bounds__(attention_wgmma::threads, 1)
 // May the kernels run, and are these what copies can read?
 static bool are_for(const AttentionShape& s, std::initializer_list<TmaMatrix> matrices, Context& ctx) {
   using namespace attention_wgmma;
-  constexpr size_t most = size_t{1} << 30;  // of a coordinate, which is an int
-  if ((s.D != 64 && s.D != 128 && s.D != 256) || s.T % block > 0 || s.B * s.T == 0 || s.B * s.T > most) return false;
-  if (s.B * s.H * s.T > most || ctx.mma_arithmetic != MmaArithmetic::hopper) return false;
+  if ((s.D != 64 && s.D != 128 && s.D != 256) || s.T % block > 0 || s.B * s.T == 0 || !runs_wgmma(ctx)) return false;
+  if (std::max(s.B * s.T, s.B * s.H * s.T) > tma_most_coordinate) return false;
   for (const TmaMatrix& m : matrices)
     if (tma_refuses(m)) return false;
-#ifdef __CUDACC__
-  return compute_capability() == 90;
-#else
   return true;
-#endif
 }
 // Rows (B,T,width): copies bring `rows` of them.
 static TmaMatrix rows_of(const bf16* x, size_t width, const AttentionShape& s, int rows = int(attention_wgmma::block)) {

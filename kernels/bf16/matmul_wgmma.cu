@@ -81,6 +81,8 @@
 // tests/test_matmul_bf16.cpp
 #include "kernels/bf16/matmul_wgmma.h"
 
+#include <algorithm>
+
 #include "core/launch.cuh"
 #include "core/tma.cuh"
 #include "core/wgmma.cuh"
@@ -205,7 +207,7 @@ __global__ void __launch_bounds__(wgmma_block, 1)
   using StripB = WgmmaStrip<b_along, columns, wgmma_ranks>;
   constexpr uint32_t stage_bytes = wgmma_stage_bytes(columns);
   DYNAMIC_SHARED(unsigned char, shared);
-  unsigned char* const stages = shared + (-shared_address(shared) & (wgmma_group_bytes - 1));
+  unsigned char* const stages = group_boundary(shared);
   float* const ends = reinterpret_cast<float*>(stages + wgmma_stages * stage_bytes);
   Mbarrier* const full = reinterpret_cast<Mbarrier*>(ends + wgmma_consumers / 32 * wgmma_end_floats);
   Mbarrier* const empty = full + wgmma_stages;
@@ -384,19 +386,15 @@ template <class Out>
 bool matmul_wgmma(Matrix<Out> C, std::span<const MmaFactors> factors, size_t M, size_t N, Layout layout,
                   Accumulate accumulate, float* totals, const float* bias, const Activated& activated, Context& ctx,
                   int columns, size_t slices, const WgmmaGroups& groups) {
-  constexpr size_t most = size_t{1} << 30;  // of a coordinate, which is an int
   const size_t rows = groups.row_start && layout != Layout::tn ? group_rows_grid(M, groups.E, wgmma_cluster_rows).x
                                                                : ceil_div(M, wgmma_cluster_rows);
   const size_t tiles_side_by_side = ceil_div(N, columns), depth = joined_depth(factors);
   const size_t count = wgmma_ranks * rows * tiles_side_by_side * slices;
-  if (depth == 0 || M > most || groups.E * N > most || groups.E * depth > most || count > most ||
+  if (depth == 0 || std::max({M, groups.E * N, groups.E * depth, count}) > tma_most_coordinate ||
       !slices_are_strips(factors))
     return false;
   const WgmmaTiles tiles = {unsigned(rows), unsigned(tiles_side_by_side), unsigned(slices), M, groups};
-#ifdef __CUDACC__
-  if (compute_capability() != 90) return false;
-#endif
-  if (ctx.mma_arithmetic != MmaArithmetic::hopper || shared_limit() < wgmma_shared(columns)) return false;
+  if (!runs_wgmma(ctx) || shared_limit() < wgmma_shared(columns)) return false;
   const MmaBlock<Out> product = {.C = C,
                                  .totals = totals,
                                  .total = 0,  // (each block has one)
