@@ -65,14 +65,13 @@ struct GroupedMmaJob {
   Out* C;
   float* totals;
   const bf16 *A, *B;
-  const float* bias;
   const int* row_start;
-  size_t E, N, K;
-  MoreFactors more;  // in nn
-  size_t depth;      // K, or that of all factors
-  size_t tall;       // tall_groups(), in tn
-  bool accumulate;
-  Activated activated;
+  size_t E, N, K, depth;  // depth: K, or that of all factors
+  Accumulate accumulate;
+  const float* bias = nullptr;
+  MoreFactors more = {};  // in nn
+  size_t tall = 0;        // tall_groups(), in tn
+  Activated activated = {};
 };
 
 template <Layout layout, bool aligned, class Out>
@@ -159,17 +158,16 @@ size_t grouped_matmul_bf16_tn_scratch(const GroupedShape& s, Device device) {
 template <Layout layout, class Out>
 static bool grouped_by_wgmma(const GroupedMmaJob<Out>& job, size_t M, Context& ctx) {
   if (M < job.E * (wgmma_cluster_rows / 2)) return false;
-  const Accumulate accumulate = job.accumulate ? Accumulate::yes : Accumulate::no;
   const WgmmaGroups groups = {job.row_start, job.E};
   if constexpr (layout == Layout::tn) {
     const MmaFactors factors = {{job.A, job.N}, {job.B, job.K}, M};
-    return matmul_wgmma(Matrix<Out>{job.C, job.K}, {&factors, 1}, job.N, job.K, layout, accumulate, job.totals, nullptr,
-                        {}, ctx, matmul_wgmma_columns(job.N, job.K, job.E, multiprocessors()), job.E, groups);
+    return matmul_wgmma(Matrix<Out>{job.C, job.K}, {&factors, 1}, job.N, job.K, layout, job.accumulate, job.totals,
+                        nullptr, {}, ctx, matmul_wgmma_columns(job.N, job.K, job.E, multiprocessors()), job.E, groups);
   } else {
     MmaFactors factors[most_factors] = {{{job.A, job.K}, {job.B, packed_ldb(job.N, job.K, layout)}, job.K}};
     std::copy_n(job.more.at, job.more.count, factors + 1);
     return matmul_wgmma(Matrix<Out>{job.C, job.N}, std::span(factors, size_t(job.more.count) + 1), M, job.N, layout,
-                        accumulate, job.totals, job.bias, job.activated, ctx,
+                        job.accumulate, job.totals, job.bias, job.activated, ctx,
                         matmul_wgmma_columns(M, job.N, 1, multiprocessors()), 1, groups);
   }
 }
@@ -211,15 +209,13 @@ void grouped_matmul_bf16(bf16* C, const bf16* A, const bf16* B, const int* row_s
                                    .totals = totals,
                                    .A = A,
                                    .B = B,
-                                   .bias = bias,
                                    .row_start = row_start,
                                    .E = s.E,
                                    .N = s.N,
                                    .K = s.K,
-                                   .more = {},
                                    .depth = s.K,
-                                   .tall = 0,
-                                   .accumulate = accumulate == Accumulate::yes,
+                                   .accumulate = accumulate,
+                                   .bias = bias,
                                    .activated = activated};
   if (layout == Layout::nt)
     grouped_mma_launch<Layout::nt>(job, s.M, ctx);
@@ -244,15 +240,13 @@ void grouped_matmul_bf16_joined(bf16* C, std::span<const MmaFactors> factors, co
                                    .totals = scratch ? ctx.scratch(scratch / sizeof(float)) : nullptr,
                                    .A = factors[0].A.data,
                                    .B = factors[0].B.data,
-                                   .bias = nullptr,
                                    .row_start = row_start,
                                    .E = s.E,
                                    .N = s.N,
                                    .K = factors[0].K,
-                                   .more = more,
                                    .depth = depth,
-                                   .tall = 0,
-                                   .accumulate = accumulate == Accumulate::yes,
+                                   .accumulate = accumulate,
+                                   .more = more,
                                    .activated = activated};
   grouped_mma_launch<Layout::nn>(job, s.M, ctx);
 }
@@ -268,16 +262,13 @@ void grouped_matmul_bf16_tn(float* C, const bf16* A, const bf16* B, const int* r
                                     .totals = totals,
                                     .A = A,
                                     .B = B,
-                                    .bias = nullptr,
                                     .row_start = row_start,
                                     .E = s.E,
                                     .N = s.N,
                                     .K = s.K,
-                                    .more = {},
                                     .depth = s.K,
-                                    .tall = tall_groups(s.M, s.E, matmul_bf16_slice),
-                                    .accumulate = true,
-                                    .activated = {}};
+                                    .accumulate = Accumulate::yes,
+                                    .tall = tall_groups(s.M, s.E, matmul_bf16_slice)};
   grouped_mma_launch<Layout::tn>(job, s.M, ctx);
 }
 

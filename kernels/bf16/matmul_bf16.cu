@@ -115,24 +115,33 @@ template <class Out>
 struct MmaJob {
   Matrix<Out> C;
   Matrix<const bf16> A, B;
-  const float* bias;
-  size_t M, N, K;
-  MoreFactors more;  // in nn
-  size_t depth;      // K, or that of all factors
-  bool accumulate;
-  float* totals;  // scratch, where there are several slices
-  Activated activated;
+  size_t M, N, K, depth;  // depth: K, or that of all factors
+  Accumulate accumulate = Accumulate::no;
+  const float* bias = nullptr;
+  MoreFactors more = {};    // in nn
+  float* totals = nullptr;  // scratch, where there are several slices
+  Activated activated = {};
 };
 
 template <Layout layout, bool aligned, class Out>
 __global__ void __launch_bounds__(mma_threads, mma_blocks) matmul_bf16_kernel(MmaJob<Out> job) {
   DYNAMIC_SHARED(bf16, shared);
   const size_t m0 = size_t{blockIdx.x} * mma_tile_rows, n0 = size_t{blockIdx.y} * mma_tile_rows;
-  MmaBlock<Out> block = {job.C,     job.totals,     size_t{blockIdx.y} * gridDim.x + blockIdx.x,
-                         job.A,     job.B,          job.bias,
-                         m0,        job.M,          n0,
-                         job.N,     job.K,          job.more,
-                         job.depth, job.accumulate, job.activated};
+  MmaBlock<Out> block = {.C = job.C,
+                         .totals = job.totals,
+                         .total = size_t{blockIdx.y} * gridDim.x + blockIdx.x,
+                         .A = job.A,
+                         .B = job.B,
+                         .bias = job.bias,
+                         .m0 = m0,
+                         .m_end = job.M,
+                         .n0 = n0,
+                         .n_end = job.N,
+                         .K = job.K,
+                         .more = job.more,
+                         .depth = job.depth,
+                         .accumulate = job.accumulate,
+                         .activated = job.activated};
   if constexpr (layout == Layout::tn)
     if (gridDim.z > 1) take_slice(block, blockIdx.z);
   multiply_tile<layout, aligned>(block, shared);
@@ -207,10 +216,9 @@ static void multiply_by_cublas(const MmaJob<Out>& job, Layout layout, Context& c
     return matmul_cublas(job.C, job.A, job.B, job.M, job.N, job.K, layout, accumulate, epilogue, ctx);
   };
   const Activated& to = job.activated;
-  const Accumulate accumulate = job.accumulate ? Accumulate::yes : Accumulate::no;
-  if (to.y && !to.g && to.act == Activation::gelu_tanh && multiply(accumulate, {.bias = job.bias, .gelu = to.y}))
+  if (to.y && !to.g && to.act == Activation::gelu_tanh && multiply(job.accumulate, {.bias = job.bias, .gelu = to.y}))
     return;
-  if (multiply(accumulate, {.bias = job.bias})) {
+  if (multiply(job.accumulate, {.bias = job.bias})) {
     for (int i = 0; i < job.more.count; i++) {
       const MmaFactors& f = job.more.at[i];
       matmul_cublas(job.C, f.A, f.B, job.M, job.N, f.K, layout, Accumulate::yes, {}, ctx);
@@ -231,20 +239,20 @@ static void multiply_by_cublas(const MmaJob<Out>& job, Layout layout, Context& c
 template <class Out>
 static void multiply_by_tensor_cores(const MmaJob<Out>& job, Layout layout, size_t slices, Context& ctx) {
   const bool enough = 2 * slices * matmul_wgmma_tiles(job.M, job.N, 256) >= multiprocessors();
-  if (!enough || !matmul_wgmma(job.C, factors_of(job), job.M, job.N, layout,
-                               job.accumulate ? Accumulate::yes : Accumulate::no, job.totals, job.bias, job.activated,
-                               ctx, matmul_wgmma_columns(job.M, job.N, slices, multiprocessors()), slices))
+  if (!enough ||
+      !matmul_wgmma(job.C, factors_of(job), job.M, job.N, layout, job.accumulate, job.totals, job.bias, job.activated,
+                    ctx, matmul_wgmma_columns(job.M, job.N, slices, multiprocessors()), slices))
     launch_mma(job, layout, slices, ctx);
 }
 
 template <class Out>
 static void matmul_bf16_of(MmaJob<Out> job, Layout layout, Context& ctx) {
-  const Accumulate accumulate = job.accumulate ? Accumulate::yes : Accumulate::no;
-  require(!job.bias || !job.accumulate, "matmul_bf16: a bias is for a product that is written, not accumulated");
-  require_activated("matmul_bf16", job.activated, layout, accumulate, storage_of<Out>);
+  require(!job.bias || job.accumulate == Accumulate::no,
+          "matmul_bf16: a bias is for a product that is written, not accumulated");
+  require_activated("matmul_bf16", job.activated, layout, job.accumulate, storage_of<Out>);
   if (job.M == 0 || job.N == 0) return;
   if (ctx.device == Device::cpu) {
-    matmul_bf16_cpu<Out>(job.C, factors_of(job), job.M, job.N, layout, accumulate, job.bias, ctx);
+    matmul_bf16_cpu<Out>(job.C, factors_of(job), job.M, job.N, layout, job.accumulate, job.bias, ctx);
     if constexpr (storage_of<Out> == Storage::bf16) activate(job.activated, job.C.data, job.M * job.N, ctx);
     return;
   }
@@ -255,20 +263,9 @@ static void matmul_bf16_of(MmaJob<Out> job, Layout layout, Context& ctx) {
     if (slices > 0 && slices == slices_side_by_side(job.M, job.N, job.K, layout)) {
       const size_t pitch = matmul_scratch_pitch(job.N);
       const Matrix<float> totals = {ctx.scratch(slices * job.M * pitch), pitch};
-      const MmaJob<float> slices_of_job = {.C = totals,
-                                           .A = job.A,
-                                           .B = job.B,
-                                           .bias = nullptr,
-                                           .M = job.M,
-                                           .N = job.N,
-                                           .K = job.K,
-                                           .more = {},
-                                           .depth = job.K,
-                                           .accumulate = false,
-                                           .totals = nullptr,
-                                           .activated = {}};
+      const MmaJob<float> slices_of_job = {totals, job.A, job.B, job.M, job.N, job.K, job.K};
       multiply_by_tensor_cores(slices_of_job, layout, slices, ctx);
-      return matmul_add_slices(job.C, totals.data, pitch, slices, job.bias, job.M, job.N, accumulate, ctx);
+      return matmul_add_slices(job.C, totals.data, pitch, slices, job.bias, job.M, job.N, job.accumulate, ctx);
     }
   }
   if (const size_t totals = totals_of_slices(job.M, job.N, job.depth)) job.totals = ctx.scratch(totals);
@@ -296,14 +293,12 @@ static void multiply(StoredMatrix<void> C, Matrix<const bf16> A, Matrix<const bf
     const MmaJob<Out> job = {.C = {C.data.as<Out>(), C.ld},
                              .A = A,
                              .B = B,
-                             .bias = bias,
                              .M = M,
                              .N = N,
                              .K = K,
-                             .more = {},
                              .depth = K,
-                             .accumulate = accumulate == Accumulate::yes,
-                             .totals = nullptr,
+                             .accumulate = accumulate,
+                             .bias = bias,
                              .activated = activated};
     matmul_bf16_of(job, layout, ctx);
   });
@@ -331,18 +326,15 @@ void matmul_bf16_joined(Reals C, std::span<const MmaFactors> factors, size_t M, 
   const MoreFactors more = more_factors("matmul_bf16_joined", factors);
   with_storage(C, [&](auto stored) {
     using Out = decltype(stored);
-    const Matrix<Out> c = {C.as<Out>(), N};
-    const MmaJob<Out> job = {.C = c,
+    const MmaJob<Out> job = {.C = {C.as<Out>(), N},
                              .A = factors[0].A,
                              .B = factors[0].B,
-                             .bias = nullptr,
                              .M = M,
                              .N = N,
                              .K = factors[0].K,
-                             .more = more,
                              .depth = joined_depth(factors),
-                             .accumulate = accumulate == Accumulate::yes,
-                             .totals = nullptr,
+                             .accumulate = accumulate,
+                             .more = more,
                              .activated = activated};
     matmul_bf16_of(job, Layout::nn, ctx);
   });

@@ -164,7 +164,7 @@ struct MmaBlock {
   size_t m0, m_end, n0, n_end, K;
   MoreFactors more;  // in nn; k from 0 to K is then that of A and B
   size_t depth;      // K, or that of all factors
-  bool accumulate;
+  Accumulate accumulate;
   Activated activated;
 };
 
@@ -235,7 +235,7 @@ __device__ void end_quads(const MmaBlock<Out>& block, size_t m, size_t apart, si
     }
   };
   Quad y[count];
-  if (block.accumulate) {
+  if (block.accumulate == Accumulate::yes) {
     for (int i = 0; i < count; i++) y[i] = load(block.C.data, block.C.ld, i, quads);
     add_to(y);
   } else if (block.bias) {

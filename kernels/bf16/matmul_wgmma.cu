@@ -408,7 +408,7 @@ bool matmul_wgmma(Matrix<Out> C, std::span<const MmaFactors> factors, size_t M, 
                                  .K = factors[0].K,
                                  .more = more_factors("matmul_wgmma", factors),
                                  .depth = depth,
-                                 .accumulate = accumulate == Accumulate::yes,
+                                 .accumulate = accumulate,
                                  .activated = activated};
   const auto run = [&]<Layout l, int width>() {
     WgmmaMaps<l> maps = {};
