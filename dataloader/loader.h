@@ -53,6 +53,7 @@ class TokenLoader {
 
   size_t epoch_sequences() const { return sequences_; }
   size_t validation_batches() const { return validation_batches_; }
+  std::string validation_description() const { return data_.val->description(); }
 
   // inputs, targets (B,T). Both throw UnreadableData.
   void training_batch(size_t step, size_t micro_batch, int32_t* inputs, int32_t* targets) const;

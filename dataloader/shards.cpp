@@ -22,7 +22,19 @@ struct ShardFormat {
 constexpr size_t header_bytes = 256 * sizeof(int32_t);
 constexpr ShardFormat shard_formats[] = {{20240520, 1, 2, 50257}, {20240801, 7, 4, 128256}};
 
+const ShardFormat* format_of(int32_t magic) {
+  return std::find_if(std::begin(shard_formats), std::end(shard_formats),
+                      [&](const ShardFormat& f) { return f.magic == magic; });
+}
+
 }  // namespace
+
+bool is_token_shard(std::string_view bytes) {
+  int32_t magic = 0;
+  if (bytes.size() < header_bytes) return false;
+  std::memcpy(&magic, bytes.data(), sizeof magic);
+  return format_of(magic) != std::end(shard_formats);
+}
 
 Shard::Shard(size_t file_size, ReadBytes read, std::string name) : read_(std::move(read)), name_(std::move(name)) {
   const char* const at = name_.c_str();
@@ -31,8 +43,7 @@ Shard::Shard(size_t file_size, ReadBytes read, std::string name) : read_(std::mo
   int32_t header[4];
   read_(header, sizeof header, 0);
   const int32_t magic = header[0], version = header[1], count = header[2], vocab = header[3];
-  const ShardFormat* f = std::find_if(std::begin(shard_formats), std::end(shard_formats),
-                                      [&](const ShardFormat& f) { return f.magic == magic; });
+  const ShardFormat* f = format_of(magic);
   require(f != std::end(shard_formats),
           "%s: magic number %d, expected 20240520 (16-bit tokens) or 20240801 (32-bit tokens): not a token shard", at,
           magic);
@@ -101,7 +112,7 @@ class FewOpenFiles {
             "%s: was changed or replaced after it was opened", file.path().c_str());
   }
 
-  std::list<File> open_;                     // the last read first
+  std::list<File> open_;                      // the last read first
   std::map<std::string, struct stat> first_;  // of every file
 };
 

@@ -10,12 +10,16 @@
 // --data=FILE.bin | 'dir/*_train_*.bin' | tests/test_dataloader.cpp, tests/fuzz_shards.cpp
 #pragma once
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "dataloader/files.h"
 #include "dataloader/token_stream.h"
 
 namespace gated {
+
+// Does it begin as a shard does, whatever its name is?
+bool is_token_shard(std::string_view bytes);
 
 // The tokens of one shard.
 class Shard {

@@ -223,6 +223,10 @@ TEST_CASE_METHOD(Folder, "text: a folder is walked in byte order, binary and hid
   CHECK(says(open_data({.data = path / "d"}).train->description(), {"3 text files", "1 binary files skipped"}));
   write("junk/binary", std::string("\0", 1));
   CHECK_REFUSED(text_of(path / "junk"), "junk", "no text", "1 files hold NUL");
+  for (const std::string& shard : {shard_of({1}), shard_of({1}, 20240801, 7)}) {
+    write("d/a/named.other", shard);
+    CHECK_REFUSED(text_of(path / "d"), "d/a/named.other: is a token shard", "as '" + (*this / "d/a") + "/train_*.bin'");
+  }
   fs::create_directory(path / "none");
   CHECK_REFUSED(text_of(path / "none"), "none", "no text");
 }

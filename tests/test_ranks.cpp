@@ -536,6 +536,15 @@ TEST_CASE("ranks: what one is said to take before the first step is its peak", "
   }
 }
 
+// (mpirun gives the first one a terminal, whatever its own output is.)
+TEST_CASE("ranks: no bar stands among their lines", "[ranks][mpirun]") {
+  NEEDS_RANKS;
+  const Folder f;
+  const std::string said = f.done(launch(2) + size + "--micro-batches=2");
+  REQUIRE(contains(said, "step 6/6  loss "));
+  REQUIRE(!contains(said, "\033[J"));
+}
+
 TEST_CASE("ranks: the log says which one is slow, and an emulated one has the bits of the CPU", "[ranks][mpirun]") {
   NEEDS_RANKS;
   const Folder f;

@@ -36,7 +36,7 @@ Progress::Progress(Config& config, const Data& data, const RunMetadata& metadata
       metadata_(metadata),
       trainer_(trainer),
       ctx_(ctx),
-      terminal_(isatty(fileno(stdout))),
+      terminal_(isatty(fileno(stdout)) && trainer.ranks.alone()),  // (mpirun passes on what a terminal of its own got)
       peak_(peak) {
   if (!config.out.empty() && trainer.ranks.leads()) open_log(config.out + "/log.jsonl", trainer.steps_done());
 }

@@ -6,6 +6,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <cstdio>
 
 #include "core/hash.h"
 #include "training/memory.h"
@@ -28,6 +29,10 @@ const ModelConfig& that_fits(const Config& c, const Context& ctx, const Ranks& r
   const TrainingMemory m = training_memory(c.model, c.batch, c.model.context, c.slice_count(), device, ranks.count());
   const double rank = double(m.total()) + double(ctx.matmul_engine_bytes());
   require_memory(device, double(ranks.on_this_memory(memory_name(device))) * rank);
+  // What takes seconds is not done in silence.
+  const size_t weights = Model(c.model).weights.total();
+  if (weights >= 100'000'000 && ranks.leads())
+    fprintf(stderr, "note: %.2g billion weights are made\n", double(weights) * 1e-9);
   return c.model;
 }
 
