@@ -188,6 +188,11 @@ bool resume(Trainer& trainer, const RunMetadata& metadata) {
     printf("resume: %s holds no checkpoint yet: starting at step 1\n", c.out.c_str());
     return false;
   }
+  try {
+    for (const Parameter& p : trainer.model.weights.list()) checkpoint->entry(p.name, p.shape);
+  } catch (const Error& e) {  // --vocab came from the data, or the checkpoint is too old to know all flags
+    fail("%s: give the same --vocab and other flags that the run began with, or name another --out", e.what());
+  }
   trainer.load(*checkpoint);
   printf("resume: step %zu of %s\n", trainer.steps_done(), checkpoint->path().c_str());
   return true;
@@ -273,6 +278,10 @@ int train(Config& config, Device device, const Ranks& ranks) {
 
   const Data data = open_data(config.data);
   config.model.vocab = data.train->vocab();
+  if (config.source || !config.tokenizer.empty()) {
+    if (data.train->is_text()) require_no_tokenizer(config, "--data", config.data.data);
+    if (data.val && data.val->is_text()) require_no_tokenizer(config, "--val-data", config.data.val_data);
+  }
   std::optional<Tokenizer> tokenizer;  // without one a text's bytes are themselves
   if (!config.tokenizer.empty() || (!config.evaluate && !data.train->is_text())) tokenizer = find_tokenizer(config);
   choose_ffn_width(config);

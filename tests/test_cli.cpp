@@ -538,6 +538,8 @@ TEST_CASE_METHOD(Cli, "cli: --evaluate shows what the run showed of its last ste
   const std::string seen = trained(flags + "--evaluate");
   REQUIRE(says(seen, {"validation loss " + between(run, "validation loss ", "\n\n12 steps in"),
                       "step_00000012.safetensors", "\nloss       after token 0: "}));
+  REQUIRE(seen.starts_with("data       bigram-backcopy"));
+  REQUIRE(contains(replaced(seen.substr(0, seen.find("\nrun/")), "\\s+", " "), ": 2 batches of it, 256 tokens"));
   REQUIRE(!contains(seen, "steps in"));
   REQUIRE(read("run/log.jsonl") == log);
   REQUIRE(read(arrays) == of_run);
@@ -565,8 +567,11 @@ TEST_CASE_METHOD(Cli, "cli: --evaluate shows what the run showed of its last ste
 
   const std::string own = trained("--evaluate --val-batches=2 --device=cpu --out=run");  // its flags are the run's
   REQUIRE(own == seen.substr(0, own.size()));
-  refused(small("--evaluate --norm=rmsnorm --hidden=16 --out=run"),
-          "was made with --norm=gated --hidden=32, this run has --norm=rmsnorm --hidden=16");
+  refused(
+      small("--evaluate --norm=rmsnorm --hidden=16 --out=run"),
+      "was made with --norm=gated --hidden=32, and --evaluate was given --norm=rmsnorm --hidden=16: leave --norm and "
+      "--hidden out: the run's own count");
+  refused("--evaluate --out=run --data=recall", "name the data that the run began with, or --from=run/step_00000012.");
   refused(flags + "--evaluate --val-fraction=0", "--val-fraction");
 }
 
@@ -639,6 +644,15 @@ TEST_CASE_METHOD(Cli, "cli: a run whose validation is no number has diverged", "
   for (const auto& line : matches(rate.text, "step +(\\d+)/100  loss ([0-9.]+) "))
     if (lowest.empty() || std::stod(line[2]) < std::stod(lowest)) lowest = line[2], step = line[1];
   REQUIRE(contains(rate.err, "was lowest, " + lowest + ", in step " + step + " at a rate of "));
+}
+
+TEST_CASE_METHOD(Cli, "cli: a run whose vocabulary its data gave is not resumed with another", "[cli]") {
+  write("x.bin", shard_of(std::vector<uint16_t>(4000, 7), 20240520, 1, 64));
+  trained(tiny("--data=x.bin --out=run"));
+  refused(
+      tiny("--data=x.bin --vocab=70 --resume --out=run"),
+      "is F32 [64,32], expected F32 [70,32]: give the same --vocab and other flags that the run began with, or name "
+      "another --out");
 }
 
 TEST_CASE_METHOD(Cli, "cli: a run with its own decay can be made longer, one with a cosine is told why not", "[cli]") {
@@ -874,4 +888,11 @@ TEST_CASE_METHOD(Cli, "cli: bad input is one clear line and no crash", "[cli]") 
   const Said unnamed = refused(latin + "--out=latin", "caf\\ufffd.txt\": is not UTF-8");
   REQUIRE(contains(unnamed.err, "error: --data=\""));
   REQUIRE(!contains(unnamed.text, "step "));
+}
+
+// (Memory that may not be had ends the run behind the note, in which a model is large that trains on any machine.)
+TEST_CASE_METHOD(Cli, "cli: before many weights are made a line says so", "[cli]") {
+  const std::string large = tiny("--threads=1 --hidden=4096 --ffn-hidden=8192 --out=large");
+  REQUIRE(train(large, "ulimit -v 1000000; exec ./train").err.starts_with("note: 0.1 billion weights are made\n"));
+  REQUIRE(train(tiny()).err.empty());
 }

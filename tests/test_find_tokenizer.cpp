@@ -79,6 +79,26 @@ TEST_CASE("find_tokenizer: a sample is text, and the run's folder keeps the toke
     require_refused(said_by_train(f, flags), named);
 }
 
+TEST_CASE("find_tokenizer: text is not read byte by byte into a model that has a tokenizer", "[tokenizer]") {
+  const Folder f;
+  tokenizer_and_data(f);
+  f.write("a.txt", std::string(5000, 'x'));
+  ended(said_by_train(f, "--data=d.bin --tokenizer=t --out=run"));
+  const std::string from = "{repo}/train --from=run --steps=1 --val-batches=1 --sample-tokens=0 ";
+  for (const std::string flags : {"--data=a.txt", "--data=a.txt --evaluate", "--data=a.txt --out=new",
+                                  "--val-data=a.txt", "--val-data=a.txt --evaluate"})
+    require_refused_at_once(f.run(from + flags),
+                            flags.substr(0, flags.find(' ')) + ": is text, read byte by byte, but run/tokenizer.json");
+  require_refused_at_once(f.run(from + "--data=self"), "scripts/tokenize.py TEXT --tokenizer=run/tokenizer.json");
+  require_refused_at_once(said_by_train(f, "--data=a.txt --vocab=360 --tokenizer=t"), "but t says");
+  REQUIRE(!fs::exists(f / "new"));
+  // A model of bytes has none, and a run of bytes is not held to what lies in its --out.
+  ended(said_by_train(f, "--data=a.txt --out=bytes"));
+  ended(f.run("{repo}/train --from=bytes --data=a.txt --steps=1 --sample-tokens=0"));
+  fs::copy(f / "t/tokenizer.json", f / "bytes/tokenizer.json");
+  ended(said_by_train(f, "--data=a.txt --resume --out=bytes"));
+}
+
 TEST_CASE("find_tokenizer: --generate reads a prompt of text and writes text", "[tokenizer]") {
   const Folder f;
   const Tokenizer t = tokenizer_and_data(f, "llama3");

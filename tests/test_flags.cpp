@@ -182,8 +182,9 @@ TEST_CASE("resume: a checkpoint goes on under the flags that it was made with, b
   REQUIRE(difference(plain, plain) == "");
   REQUIRE(contains(difference(plain, remembered("--norm=gated")), "--norm=rmsnorm, this run has --norm=gated"));
   REQUIRE(contains(difference(plain, remembered("--matmul=cublas")), "--matmul=exact, this run has --matmul=cublas"));
-  REQUIRE(contains(difference(plain, remembered("--precision=bf16")),
-                   "--precision=fp32, this run has --precision=bf16: resume with the same, add --change-precision"));
+  REQUIRE(contains(
+      difference(plain, remembered("--precision=bf16")),
+      "--precision=fp32, this run has --precision=bf16: give the same, add --change-precision, or name another --out"));
   REQUIRE(contains(difference(plain, remembered("--mixer=gated-delta")),
                    "--mixer=attention, this run has --mixer=gated-delta"));
   REQUIRE(contains(difference(remembered("--layers=1"), remembered("--layers=1 --mixer=hybrid")),

@@ -62,6 +62,22 @@ TEST_CASE("from: a run's flags and weights are another run's start, and flags be
   const Said bytes = ended(f.run(small + "--data='{repo}/Makefile' --vocab=300 --out=bytes"));
   REQUIRE(f.run("{repo}/train --from=bytes --data='{repo}/README.md' --steps=1 --sample-tokens=0").exit_code == 0);
 
+  // Which is validated on a share of it, not on what the first was.
+  f.write("val.txt", std::string(3000, 'v'));
+  ended(f.run(small + "--data='{repo}/Makefile' --val-data=val.txt --out=own"));
+  const auto validated_on = [&](const std::string& flags) {
+    const std::string said =
+        replaced(f.done("{repo}/train --evaluate --val-batches=2 --from=own " + flags), "\\s+", " ");
+    return between(said, "data ", " of it, ");
+  };
+  const size_t bytes_of_readme = fs::file_size("README.md");
+  REQUIRE(validated_on("") == "3000 bytes of 1 text files: 2 batches");
+  REQUIRE(validated_on("--val-batches=1000000") == "3000 bytes of 1 text files: 46 batches");
+  REQUIRE(
+      contains(validated_on("--data='{repo}/README.md'"), format(" of %zu bytes of 1 text files: 2", bytes_of_readme)));
+  REQUIRE(validated_on("--val-fraction=0.5").starts_with("tokens "));
+  REQUIRE(validated_on("--data='{repo}/README.md' --val-data=val.txt").starts_with("3000 bytes of"));
+
   // What evaluation writes goes where --out says, and to no run of another model.
   REQUIRE(f.run("{repo}/train --evaluate --from=first --out=seen").exit_code == 0);
   REQUIRE(f.run("ls seen").text == "measures.safetensors\n");
@@ -175,5 +191,17 @@ TEST_CASE("from: what is no model, and what the model is not, is refused in one 
   REQUIRE(flags == std::vector<std::string>{"--attn=g1", "--gate=shared", "--vocab=2"});
 
   fs::resize_file(f / "run/step_00000006.safetensors", 5000);
-  REQUIRE(contains(ended(from("run"), 1).text, "error: run: none of its 1 checkpoints can be read"));
+  const std::string unreadable = "run: none of its 1 checkpoints can be read: name another folder to start anew";
+  const std::string best = "; there is its best.safetensors: --from=run/best.safetensors names that\n";
+  REQUIRE(ended(from("run"), 1).text.ends_with("error: " + unreadable + best));
+  REQUIRE(
+      ended(f.run(small + "--position=learned --resume --out=run"), 1).text.ends_with("error: " + unreadable + best));
+  // One that holds nothing else.
+  fs::remove(f / "run/step_00000006.safetensors");
+  for (const char* flags : {"--from=run", "--evaluate --from=run", "--evaluate --out=run", "--generate --out=run"})
+    REQUIRE(ended(f.run(std::string("{repo}/train --device=cpu ") + flags), 1).text.ends_with(best));
+  fs::remove(f / "run/best.safetensors");
+  REQUIRE(ended(from("run"), 1).text.ends_with("of Hugging Face's transformers\n"));
+  ended(
+      f.run("{repo}/train --device=cpu --generate --prompt-tokens=1 --tokens=1 --out=gated/step_00000006.safetensors"));
 }

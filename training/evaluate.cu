@@ -19,8 +19,8 @@ namespace {
 // The newest checkpoint of --out, for --evaluate.
 Checkpoint checkpoint_to_evaluate(const Config& c, const RunMetadata& metadata) {
   std::optional<Checkpoint> checkpoint = newest_checkpoint(c, needed_by_evaluation(metadata));
-  require(checkpoint.has_value(), "--evaluate: %s holds no checkpoint: name the --out of a run that has saved one",
-          c.out.c_str());
+  require(checkpoint.has_value(), "--evaluate: %s holds no checkpoint: name the --out of a run that has saved one%s",
+          c.out.c_str(), hint_at_best(c.out).c_str());
   return std::move(*checkpoint);
 }
 
@@ -99,6 +99,11 @@ void evaluate(Config& config, const RunMetadata& metadata, const TokenLoader& lo
   if (!config.choices.empty())
     questions =
         as_flag_names("--choices", config.choices, [&] { return read_choices(config.choices, config.model.vocab); });
+  const size_t batches = std::min(config.val_batches, loader.validation_batches());
+  const std::string data = format("%s: %zu batches of it, %zu tokens", loader.validation_description().c_str(), batches,
+                                  batches * config.batch * config.model.context);
+  fputs(wrapped("data       ", data, 11, terminal_width()).c_str(), stdout);
+  fflush(stdout);
   Trainer trainer(config, loader, ctx, ranks);
   if (checkpoint) {
     trainer.load(*checkpoint);

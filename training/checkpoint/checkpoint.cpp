@@ -245,7 +245,8 @@ void save_checkpoint(const std::string& path, const std::vector<TensorView>& ten
     require(t.data || t.bytes() == 0, "%s: tensor %s has no data", path.c_str(), quote(t.name).c_str());
     forms.push_back({t.name, "F32", t.shape});
   }
-  save_checkpoint(path, forms, [&](size_t i) { return tensors[i].data; }, std::move(metadata));
+  save_checkpoint(
+      path, forms, [&](size_t i) { return tensors[i].data; }, std::move(metadata));
 }
 
 size_t checkpoint_bytes(const std::vector<TensorForm>& tensors, std::map<std::string, std::string> metadata,
@@ -356,6 +357,11 @@ std::string best_checkpoint(const std::string& folder) {
   return folder + "/" + best_name;
 }
 
+std::string hint_at_best(const std::string& folder) {
+  const std::string best = best_checkpoint(folder);
+  return is_there(best) ? format("; there is its best.safetensors: --from=%s names that", best.c_str()) : "";
+}
+
 void name_best(const std::string& folder, size_t step) {
   const std::string from = folder + "/" + checkpoint_name(step), to = best_checkpoint(folder);
   const std::string unfinished = unfinished_name(to);
@@ -387,8 +393,8 @@ std::optional<Checkpoint> find_latest(const std::string& folder, size_t last) {
       std::fprintf(stderr, "warning: %s; trying the checkpoint before it\n", e.what());
     }
   }
-  require(candidates.empty(), "%s: none of its %zu checkpoints can be read: name another folder to start anew",
-          folder.c_str(), candidates.size());
+  require(candidates.empty(), "%s: none of its %zu checkpoints can be read: name another folder to start anew%s",
+          folder.c_str(), candidates.size(), hint_at_best(folder).c_str());
   return std::nullopt;
 }
 

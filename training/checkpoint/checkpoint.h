@@ -148,6 +148,8 @@ void keep_newest(const std::string& folder, size_t step, size_t keep, size_t alw
 
 // The checkpoint that a folder keeps beside the newest: that of the lowest validation loss.
 std::string best_checkpoint(const std::string& folder);
+// What a refusal of the folder adds: how to name that file; nothing where it is not there.
+std::string hint_at_best(const std::string& folder);
 
 // Makes it that of `step`, where that is there, and in one step. Where the file system has hard links both names are
 // one file.

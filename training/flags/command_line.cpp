@@ -257,6 +257,7 @@ bool parse_command_line(Config& config, int argc, char** argv) {
   }
   if (!app.remaining().empty()) {
     const std::string word = app.remaining()[0], name = word.substr(0, word.find('='));
+    require(!word.empty(), "\"\": an empty word stands among the flags: expected --name=value; leave it out");
     require(name.starts_with("-"), "%s: expected a flag, --name=value (./train --help lists them)", word.c_str());
     fail("there is no flag %s%s (./train --help lists them)", name.c_str(), suggested_flag(flags, name).c_str());
   }
@@ -279,7 +280,17 @@ bool parse_command_line(Config& config, int argc, char** argv) {
   };
   if (given.contains("--generate") && value_of("--generate") != "off" && given.contains("--out")) {
     require(!given.contains("--from"), "--generate with --from and --out: both name a model that writes: give one");
-    value_of("--from") = value_of("--out");
+    const std::string& out = value_of("--out");
+    std::error_code error;
+    const std::filesystem::file_status there = std::filesystem::status(out, error);
+    require(
+        out.empty() || std::filesystem::exists(there),
+        "--generate: --out=%s: there is no such file or folder: name the --out of a run that has saved a checkpoint",
+        out.c_str());
+    require(!std::filesystem::is_directory(there) || !list_checkpoints(out).empty() || is_there(out + "/config.json"),
+            "--generate: --out=%s holds no checkpoint: name the --out of a run that has saved one%s", out.c_str(),
+            hint_at_best(out).c_str());
+    value_of("--from") = out;
     given.insert("--from");
   }
   // A run that is resumed reads nothing from its source, which may be gone: its own checkpoints know the flags.
@@ -301,6 +312,8 @@ bool parse_command_line(Config& config, int argc, char** argv) {
       flags[i].set(values[i]);
       if (name == "--preset") apply_preset(flags, config.preset);
       if (name == "--from") apply_source(flags, config, source);
+      // Other data is not validated on what the source was.
+      if (name == "--from" && (given.contains("--data") || given.contains("--val-fraction"))) config.data.val_data = "";
     }
   check_flags(config, given);
   return true;

@@ -2,6 +2,7 @@
 // training/flags/flags.cpp alone.
 #pragma once
 #include <charconv>
+#include <cmath>
 
 #include "training/flags/flags.h"
 #include "training/flags/suggestion.h"
@@ -31,36 +32,51 @@ Bounds<T> above_zero(T high) {
   return {T(1) / high, high, "> 0"};
 }
 
-// The number that `text` is, as a whole; false where it is none. Whole numbers may also be written 1e6, 5K, 1.5M, 2B.
+enum class Read { number, nothing, too_much };  // what came of a text
+
+// The number that `text` is, as a whole. Whole numbers may also be written 1e6, 5K, 1.5M, 2B.
 template <class T>
-bool read_number(const std::string& text, T& value) {
+Read read_number(const std::string& text, T& value) {
   const char *begin = text.data(), *end = begin + text.size();
   const auto plain = std::from_chars(begin, end, value);
-  if (plain.ec == std::errc{} && plain.ptr == end) return true;
+  const bool is_plain = plain.ec == std::errc{} && plain.ptr == end;
   if constexpr (std::is_integral_v<T>) {
+    if (is_plain) return Read::number;
     std::string scientific = text;
     const size_t unit = text.empty() ? text.npos : std::string("KMB").find(text.back());
     if (unit != text.npos) scientific.replace(text.size() - 1, 1, "e" + std::to_string(3 * (unit + 1)));
     double real = 0;
     begin = scientific.data(), end = begin + scientific.size();
     const auto read = std::from_chars(begin, end, real);
-    const bool whole =
-        read.ec == std::errc{} && read.ptr == end && real >= 0 && real < 0x1p53 && real == double(T(real));
-    if (whole) value = T(real);
-    return whole;
+    if (read.ec != std::errc{} || read.ptr != end || !(real >= 0)) return Read::nothing;
+    if (real >= 0x1p53) return Read::too_much;
+    value = T(real);
+    return real == double(value) ? Read::number : Read::nothing;
   }
-  return false;
+  return is_plain && std::isfinite(value) ? Read::number : Read::nothing;  // (not nan, not inf)
+}
+
+// `named` is what a refusal calls it.
+template <class T>
+T parse_named(const std::string& named, const std::string& text, const Bounds<T>& bounds) {
+  T value{};
+  const Read read = read_number(text, value);
+  require(read != Read::too_much && (read != Read::number || value <= bounds.high), "%s: expected at most %s",
+          named.c_str(), number_text(bounds.high).c_str());
+  require(read == Read::number && value >= bounds.low, "%s: expected a %snumber %s%s", named.c_str(),
+          std::is_integral_v<T> ? "whole " : "", bounds.text[0] == '>' ? "" : "from ", bounds.text.c_str());
+  return value;
 }
 
 template <class T>
 T parse_number(const std::string& flag, const std::string& text, const Bounds<T>& bounds) {
-  T value{};
-  const bool is_number = read_number(text, value);
-  require(!is_number || value <= bounds.high, "%s=%s: expected at most %s", flag.c_str(), text.c_str(),
-          number_text(bounds.high).c_str());
-  require(is_number && value >= bounds.low, "%s=%s: expected a %snumber %s%s", flag.c_str(), text.c_str(),
-          std::is_integral_v<T> ? "whole " : "", bounds.text[0] == '>' ? "" : "from ", bounds.text.c_str());
-  return value;
+  return parse_named(flag + "=" + text, text, bounds);
+}
+
+// A number that is a part of what the flag was given.
+template <class T>
+T parse_part(const std::string& flag, const std::string& text, const std::string& part, const Bounds<T>& bounds) {
+  return parse_named(format("%s=%s: its part \"%s\"", flag.c_str(), text.c_str(), part.c_str()), part, bounds);
 }
 
 class FlagTable {
@@ -82,8 +98,8 @@ class FlagTable {
     Flag& f = add(name, help, "A or A,B; each " + bounds.text);
     f.set = [&first, &second, name, bounds](const std::string& s) {
       const size_t comma = s.find(',');
-      first = parse_number(name, s.substr(0, comma), bounds);
-      second = comma == s.npos ? first : parse_number(name, s.substr(comma + 1), bounds);
+      first = parse_part(name, s, s.substr(0, comma), bounds);
+      second = comma == s.npos ? first : parse_part(name, s, s.substr(comma + 1), bounds);
     };
     f.get = [&first, &second] { return number_text(first) + (first == second ? "" : "," + number_text(second)); };
   }

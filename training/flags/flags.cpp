@@ -124,16 +124,18 @@ RopeScaling read_rope_scaling(const std::string& text) {
     const std::string plain = name.name + std::string(linear ? ",S" : ",S,L");
     require(linear ? words.size() == 2 : words.size() == 3 || words.size() == 5, "%s=%s: expected %s", flag,
             text.c_str(), (linear ? plain : plain + " or " + plain + ",SLOW,FAST").c_str());
-    RopeScaling s = {name.kind, parse_number(flag, words[1], between(1.0, 1e6)), 0, 1, name.fast, name.whole_points};
-    if (!linear) s.trained = parse_number(flag, words[2], at_least(1));
+    RopeScaling s = {name.kind,        parse_part(flag, text, words[1], between(1.0, 1e6)), 0, 1, name.fast,
+                     name.whole_points};
+    if (!linear) s.trained = parse_part(flag, text, words[2], at_least(1));
     if (words.size() == 5) {
-      s.slow = parse_number(flag, words[3], above_zero(1e6));
-      s.fast = parse_number(flag, words[4], above_zero(1e6));
+      s.slow = parse_part(flag, text, words[3], above_zero(1e6));
+      s.fast = parse_part(flag, text, words[4], above_zero(1e6));
     }
     require(s.slow < s.fast, "%s=%s: SLOW is %g and FAST %g, expected a range", flag, text.c_str(), s.slow, s.fast);
     return s;
   }
-  fail("%s=%s: expected none, linear, llama3, yarn or yarn-unrounded", flag, text.c_str());
+  fail("%s=%s: there is no scaling \"%s\": expected none, linear, llama3, yarn or yarn-unrounded", flag, text.c_str(),
+       words[0].c_str());
 }
 
 std::string rope_scaling_text(const RopeScaling& s) {
@@ -449,11 +451,13 @@ void list_run_flags(FlagTable& t, Config& c) {
 Interval read_interval(const char* flag, const std::string& text) {
   const std::map<char, size_t> seconds_of = {{'s', 1}, {'m', 60}, {'h', 3600}};
   const auto unit = seconds_of.find(text.empty() ? '\0' : text.back());
-  if (unit == seconds_of.end()) return {parse_number(flag, text, at_least(1)), 0};
+  const bool is_time = unit != seconds_of.end();
   size_t count = 0;
-  require(read_number(text.substr(0, text.size() - 1), count) && count >= 1 && count <= size_t{1} << 32,
-          "%s=%s: expected a whole number of seconds, minutes or hours, as 90s, 30m or 2h", flag, text.c_str());
-  return {0, count * unit->second};
+  require(read_number(text.substr(0, text.size() - is_time), count) == Read::number && count >= 1 &&
+              count <= size_t{1} << (is_time ? 32 : 40),
+          "%s=%s: expected steps, as 100, or seconds, minutes or hours, as 90s, 30m or 2h: a whole number from 1", flag,
+          text.c_str());
+  return is_time ? Interval{0, count * unit->second} : Interval{count, 0};
 }
 
 std::string interval_text(const Interval& every) {

@@ -129,7 +129,7 @@ static std::string remedy(const std::string& flag, const std::string& path, cons
       path.c_str());
 }
 
-void require_same_run(const std::string& path, RunMetadata then, const RunMetadata& now) {
+void require_same_run(const std::string& path, RunMetadata then, const RunMetadata& now, bool evaluates) {
   rename_old_flags(then);
   // What is compared, in the order of the table of flags: there a flag stands before those that follow from it, as
   // --attention-every does from --mixer.
@@ -146,24 +146,29 @@ void require_same_run(const std::string& path, RunMetadata then, const RunMetada
   const bool has_hashes = then.contains("hash--data");
   const bool same_rates =
       now.contains("flag--lr") && steps_in_common(schedule_of(then), schedule_of(now)) >= steps_behind(then);
-  std::string was, is, remedies;
+  std::string was, is, names, remedies;
   for (const std::string& key : flags) {
     const std::string &value = now.at(key), flag = key.starts_with("flag") ? key.substr(4) : key;
     if (then[key] == value || (has_hashes && names_data(key)) || (same_rates && is_of_schedule(flag))) continue;
     if (key == "flag--vocab" && (then[key] == "0" || value == "0")) continue;  // the data's, and the data is compared
     was += " " + flag + "=" + then[key];
     is += " " + flag + "=" + value;
+    names += (names.empty() ? "" : " and ") + flag;
     const std::string more = remedy(flag, path, schedule_of(then));
     if (remedies.find(more) == remedies.npos) remedies += more;
   }
-  require(was.empty(), "%s: was made with%s, this run has%s: resume with the same, %sor start in a new --out",
-          path.c_str(), was.c_str(), is.c_str(), remedies.c_str());
+  require(was.empty() || !evaluates,
+          "%s: was made with%s, and --evaluate was given%s: leave %s out: the run's own count", path.c_str(),
+          was.c_str(), is.c_str(), names.c_str());
+  require(was.empty(), "%s: was made with%s, this run has%s: give the same, %sor name another --out", path.c_str(),
+          was.c_str(), is.c_str(), remedies.c_str());
   for (const std::string& key : hashes)
     require(!has_hashes || then[key] == now.at(key),
             "%s: was made with other data than %s=%s holds: its hash is %s, expected %s: name the data that the run "
-            "began with, or start in a new --out",
+            "began with, or %s",
             path.c_str(), key.c_str() + 4, now.at("flag" + key.substr(4)).c_str(), now.at(key).c_str(),
-            then[key].c_str());
+            then[key].c_str(),
+            evaluates ? format("--from=%s in the place of --out", path.c_str()).c_str() : "name another --out");
 }
 
 std::optional<Checkpoint> newest_checkpoint(const Config& c, RunMetadata metadata) {
@@ -178,7 +183,7 @@ std::optional<Checkpoint> newest_checkpoint(const Config& c, RunMetadata metadat
         all.rbegin()->first <= same)
       checkpoint = find_latest(c.out, same);
   }
-  if (checkpoint) require_same_run(checkpoint->path(), checkpoint->metadata(), metadata);
+  if (checkpoint) require_same_run(checkpoint->path(), checkpoint->metadata(), metadata, c.evaluate);
   return checkpoint;
 }
 

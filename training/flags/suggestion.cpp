@@ -70,7 +70,8 @@ std::string suggestion(std::string typed, const std::vector<std::string>& names)
   if (const auto other = names_elsewhere.find(typed); other != names_elsewhere.end()) meant = other->second;
   if (std::find(names.begin(), names.end(), meant) == names.end()) {
     meant.clear();
-    size_t least = std::min<size_t>(8, typed.size());
+    // (the dashes are no part of what was meant)
+    size_t least = std::min<size_t>(8, typed.size() - std::min(typed.find_first_not_of('-'), typed.size()));
     for (const std::string& name : names) {
       const size_t distance = edit_distance(typed, name);
       if (distance >= least) continue;

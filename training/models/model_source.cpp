@@ -114,9 +114,8 @@ void ModelSource::refuse_others(const ModelConfig& config) const {
     check_all(config);
   } catch (const Error& e) {
     const std::string changed = changed_flags(config);
-    require(changed.empty(),
-            "--from=%s: with %s it is another model than its weights are: %s; leave out what changes it",
-            path().c_str(), changed.c_str(), e.what());
+    require(changed.empty(), "--from=%s: with %s it is another model than its weights are: %s; leave %s out",
+            path().c_str(), changed.c_str(), e.what(), changed.c_str());
     throw;
   }
 }
@@ -177,8 +176,8 @@ std::shared_ptr<const ModelSource> open_model_source(const std::string& path) {
   std::optional<Checkpoint> newest = find_latest(path);
   require(newest.has_value(),
           "--from=%s: holds neither step_*.safetensors of a run of ./train nor the config.json of Hugging Face's "
-          "transformers",
-          path.c_str());
+          "transformers%s",
+          path.c_str(), hint_at_best(path).c_str());
   return std::make_shared<RunSource>(std::move(*newest));
 }
 

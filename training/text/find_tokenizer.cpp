@@ -71,6 +71,15 @@ std::optional<std::string> kept_tokenizer(const Config& c) {
   }
 }
 
+void require_no_tokenizer(const Config& c, const char* flag, const std::string& data) {
+  const std::string path = tokenizer_path(c);
+  require(path.empty(),
+          "%s=%s: is text, read byte by byte, but %s says that the model's tokens are no bytes: make tokens of it, "
+          "scripts/tokenize.py TEXT --tokenizer=%s --out=FOLDER, and name these, --data='FOLDER/train_*.bin' "
+          "--val-data='FOLDER/val_*.bin'",
+          flag, data.c_str(), path.c_str(), path.c_str());
+}
+
 void keep_tokenizer(const Config& c, const std::string& folder) {
   const std::string copy = (fs::path(folder) / "tokenizer.json").native();
   if (is_there(copy)) return;

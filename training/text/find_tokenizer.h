@@ -21,6 +21,9 @@ std::optional<Tokenizer> find_tokenizer(const Config& config);
 // stderr says why it stays behind.
 std::optional<std::string> kept_tokenizer(const Config& config);
 
+// Refuses data that is read as bytes where the model has a tokenizer, whose tokens are none.
+void require_no_tokenizer(const Config& config, const char* flag, const std::string& data);
+
 // Writes it into a folder that has none.
 void keep_tokenizer(const Config& config, const std::string& folder);
 

@@ -162,7 +162,11 @@ int generate(Config& c, Context& ctx) {
 
   const Generation shape = {c.samples, prompt.size(), prompt.size() + tokens};
   const size_t bytes = Model(c.model).generation_bytes(shape);
-  require_memory(ctx.device, double(bytes));
+  try {
+    require_memory(ctx.device, double(bytes));
+  } catch (const Error& e) {
+    fail("%s, or fewer --samples (now %zu) or --tokens (now %zu)", e.what(), c.samples, tokens);
+  }
   Model model(c.model, shape, ctx);
   fill_from_host(model.weights.values, [&](float* host) { c.source->read(c.model, model.weights.list(), host); });
   model.weights_changed();
