@@ -423,7 +423,7 @@ $(MODELLED): $(BUILD)/model/%.cubin: $(REHEARSAL)/units/%.ptx
 	$(CUDA_HOME)/bin/ptxas -arch=sm_90$(findstring a,$(shell sed -n 's/^\.target sm_[0-9]*//p' $< | head -1)) -lineinfo -o $@ $<
 gpu-model: $(MODELLED) $(REHEARSAL)/train  ## the time of each kernel of a step, computed from its machine code -> results/gpu_model.json
 	@scripts/gpu_model.py --json=results/gpu_model.json $(BUILD)/model $(REHEARSAL)/train
-ptx: $(REHEARSAL)/kernels.ptx  ## a kernel as nvcc makes it, below the lines of its source: make ptx KERNEL=rmsnorm_forward_kernel
+ptx: $(if $(KERNEL),$(REHEARSAL)/kernels.ptx)  ## a kernel as nvcc makes it, below the lines of its source: make ptx KERNEL=rmsnorm_forward_kernel
 	@ptx/show.py "$(KERNEL)" $(KERNEL_UNITS:%=$(REHEARSAL)/units/%.ptx)
 rehearsal: export CHECK_SECONDS ?= 3600
 rehearsal: export JOBS ?= $(CORES)
@@ -479,7 +479,9 @@ gpu-build: train $(GPU_TESTS:%=$(BUILD)/cuda/%) $(BUILD)/cuda/bench  ## what gpu
 gpu-pack: gpu-build  ## gpu-check for a machine where nothing can be built -> build/gpu.tar.gz: make gpu-pack CUDA_ARCH=90 ARCH=x86-64-v3
 	@scripts/gpu_pack.sh $(BUILD)/gpu.tar.gz train $(BUILD)/cuda/bench $(GPU_TESTS:%=$(BUILD)/cuda/%) --cublas $(CUBLAS_TESTS:%=$(BUILD)/cuda/%)
 gpu-check: export BEGAN := $(shell date +%s)
-gpu-check: gpu-build  ## on a machine with a GPU: every check -> build/gpu_check.json, results/; goes on where it stopped (MINUTES=9, STAGES=...)
+gpu-check:  ## on a machine with a GPU: every check -> build/gpu_check.json, results/; goes on where it stopped (MINUTES=9, STAGES=...)
+	@scripts/gpu_check.py --wishes
+	@+$(MAKE) --no-print-directory gpu-build
 	@[ -e $(BUILD)/gpu_check.json ] || [ ! -e results/gpu_check.json ] || cp results/gpu_check.json $(BUILD)/
 	@scripts/gpu_check.py $(BUILD)/gpu_check.json $(BUILD)/cuda/bench $(GPU_TESTS:%=$(BUILD)/cuda/%) --cublas $(CUBLAS_TESTS:%=$(BUILD)/cuda/%); code=$$?; \
 	[ ! -s $(BUILD)/gpu_check.json ] || cp $(BUILD)/gpu_check.json results/; exit $$code
@@ -527,8 +529,9 @@ $(EXERCISES)/project: $(EXERCISES)/project.o $(EXERCISES)/answers_main.o $(EXERC
 
 # Coverage-guided fuzzing of what reads foreign bytes (needs clang and libclang-rt-14-dev).
 FUZZ_SECONDS ?= 120
-fuzz: $(HOST_UNITS:%=%.cpp) $(BUILD)/release/layers.a $(BUILD)/release/kernels.a  ## fuzz a reader: make fuzz READER=shards|safetensors|flags|hf_config|tokenizer|choices FUZZ_SECONDS=120
-	@mkdir -p $(BUILD)/fuzz/$(READER)
+READERS := $(patsubst tests/fuzz_%.cpp,%,$(wildcard tests/fuzz_*.cpp))
+fuzz: $(if $(filter $(READERS),$(READER)),$(HOST_UNITS:%=%.cpp) $(BUILD)/release/layers.a $(BUILD)/release/kernels.a)  ## fuzz a reader: make fuzz READER=shards|safetensors|flags|hf_config|tokenizer|choices FUZZ_SECONDS=120
+	@$(if $^,mkdir -p $(BUILD)/fuzz/$(READER),echo "make fuzz READER=$(READER): expected one of: $(READERS)" >&2; exit 1)
 	clang++ -std=c++20 -O1 -g -I. -fsanitize=fuzzer,address,undefined -fopenmp -o $(BUILD)/fuzz_$(READER) tests/fuzz_$(READER).cpp $^ $(LIBS)
 	$(BUILD)/fuzz_$(READER) -max_total_time=$(FUZZ_SECONDS) $(BUILD)/fuzz/$(READER) $(wildcard tests/corpus/$(READER))
 

@@ -94,7 +94,7 @@ def machine_code(text, name, ptxas, nvdisasm):
 
 
 def main(wanted, sources):
-    found = [kernel for kernel in kernels_in(sources) if wanted and wanted in kernel[2]]
+    found = [kernel for kernel in kernels_in(sources) if wanted in kernel[2]] if wanted else []
     if not found:
         sys.exit(f"no kernel's name holds '{wanted}': expected a part of one, as KERNEL=rmsnorm_forward_kernel")
     text, name, in_source = found[0]

@@ -4,6 +4,7 @@ import argparse
 import importlib
 import json
 import os
+import re
 import signal
 import stat
 import subprocess
@@ -119,8 +120,13 @@ def chosen(faults, text):
     """Those with these numbers, of faults that know theirs: "3,17-20"; all of them for no text."""
     if not text:
         return faults
+    if not re.fullmatch(r"\d+(-\d+)?(,\d+(-\d+)?)*", text):
+        refuse(f"--only={text}: expected numbers of faults, as 3,17-20")
     ranges = [part.partition("-") for part in text.split(",")]
-    return [f for f in faults if any(int(first) <= f.number <= int(last or first) for first, _, last in ranges)]
+    found = [f for f in faults if any(int(first) <= f.number <= int(last or first) for first, _, last in ranges)]
+    if not found:
+        refuse(f"--only={text}: no fault has such a number, expected 1 to {len(faults)}")
+    return found
 
 
 def end_of(command, folder, environment, log, limit):

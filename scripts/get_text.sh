@@ -2,11 +2,14 @@
 # Writes a text of 40 MB, 36 times Tiny Shakespeare: Webster's dictionary of 1913 with what was added since (GCIDE,
 # GPL), out of a Debian package of one version. Needs apt-get, dpkg-deb and a network; nothing is installed.
 # usage: scripts/get_text.sh FILE           then ./train --data=FILE, or scripts/tokenize.py for tokens of several bytes
+# (Three bytes of it are no UTF-8, which scripts/tokenize.py wants: iconv -c -f UTF-8 -t UTF-8 FILE >NEW leaves them
+# out.)
 set -eu
-[ $# -eq 1 ] || { echo "get_text: expected the name of the file to write: scripts/get_text.sh FILE" >&2; exit 1; }
+[ $# -eq 1 ] && [ -n "$1" ] || { echo "get_text: expected the name of the file to write: scripts/get_text.sh FILE" >&2; exit 1; }
 package=dict-gcide=0.48.5+nmu2
 sum=802beb667e1fb666203e750f1faea60d5c202ac5430c2083c4180494609f10a7
 [ ! -e "$1" ] || { echo "get_text: $1: is there already; name another file, or remove it" >&2; exit 1; }
+[ -d "$(dirname "$1")" ] || { echo "get_text: $1: there is no folder $(dirname "$1"): make it first" >&2; exit 1; }
 folder=$(mktemp -d)
 trap 'rm -rf "$folder"' EXIT
 (cd "$folder" && apt-get download -q "$package") >&2 ||

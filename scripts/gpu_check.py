@@ -37,10 +37,12 @@ usage: [STAGES='bitwise memcheck'] [MINUTES=9] [CHECK_SECONDS=200] [JOBS=8]
        [CUDA_FLAGS=--graph] scripts/gpu_check.py --fingerprint TRAIN FLAG...
        scripts/gpu_check.py --golden TRAIN STEPS
        scripts/gpu_check.py --launched FOLDER
+       [...] scripts/gpu_check.py --wishes
   --cublas       those of the tests that have cases of cuBLASLt
   --fingerprint  one run on both devices. CUDA_FLAGS are for the GPU alone
   --golden       so many steps of README's four runs with fewer tokens, on both devices
   --launched     the kernels that no test of this folder's TEST.launched has launched, where there are some
+  --wishes       only looks at the variables in brackets, before a build that takes minutes
   STAGES         these alone
   MINUTES        all ends by then: a check that is broken off is left to the next run, and keeps the rows that it
                  measured. Counted from BEGAN, in seconds since 1970, where make says when it began to build
@@ -411,9 +413,8 @@ def the_gpu():
     return (device.split(", ") + ["", ""])[:3]
 
 
-def main(result, train, bench, tests, of_cublas):
-    """Without a bench it is a rehearsal."""
-    there = STAGES if bench else REHEARSED
+def wishes(there):
+    """What the environment asks for: stages, the end, seconds a check, checks side by side."""
     stages = variable("STAGES", " ".join(there)).split()
     for stage in stages:
         if stage not in there:
@@ -421,7 +422,12 @@ def main(result, train, bench, tests, of_cublas):
     minutes, may_take = number("MINUTES", "0", 0), number("CHECK_SECONDS", "200", 1)
     jobs = number("JOBS", str((os.cpu_count() + 1) // 2), 1)
     deadline = float(variable("BEGAN", str(time.time()))) + 60 * minutes if minutes else float("inf")
+    return stages, deadline, may_take, jobs
 
+
+def main(result, train, bench, tests, of_cublas):
+    """Without a bench it is a rehearsal."""
+    stages, deadline, may_take, jobs = wishes(STAGES if bench else REHEARSED)
     gpu = the_gpu() if bench else [PTX_ON_A_CPU, "none", "{}.{}".format(*variable("PTX_GPU", "90"))]
     nvcc, sanitizer = (said(os.path.join(HERE, "find_cuda.sh"), program)[0]
                        for program in ("nvcc", "compute-sanitizer"))
@@ -491,6 +497,9 @@ if mode == "--golden":
     sys.exit(max(compare_fingerprints(arguments[0], (run + more).split()) for more in ["", *OTHER_GOLDEN.values()]))
 if mode == "--launched":
     sys.exit(launched_by_tests(arguments[0]))
+if mode == "--wishes":
+    wishes(STAGES)
+    sys.exit()
 if mode == "--rehearsal":
     sys.exit(main(arguments[0], arguments[1], None, arguments[2:], []))
 cublas_at = arguments.index("--cublas") if "--cublas" in arguments else len(arguments)

@@ -25,7 +25,7 @@ import tempfile
 import threading
 import time
 
-from common import ROOT, chosen, end_of, planting, read, write_whole
+from common import ROOT, chosen, end_of, ended, planting, read, refuse, write_whole
 
 Fault = collections.namedtuple("Fault", "number change file old new test nth environment kernel")
 
@@ -201,6 +201,8 @@ def main():
     rehearsal, wanted = Rehearsal(options.tree), chosen(find_faults(), options.only)
     if options.check:
         check(rehearsal, wanted)
+    if not os.path.isdir(os.path.join(rehearsal.folder, "kernels")):
+        refuse(f"{rehearsal.folder}: holds no kernels to plant faults in: run make rehearsal first, which needs nvcc")
     folder = tempfile.mkdtemp(prefix="planted.")
     lived = 0
     with concurrent.futures.ThreadPoolExecutor(options.jobs) as pool:
@@ -213,4 +215,4 @@ def main():
     sys.exit(1 if lived else 0)
 
 
-main()
+ended(main)

@@ -86,15 +86,17 @@ def main():
     # Letters stay letters, and the same figures make the same file.
     pyplot.rcParams |= {"svg.fonttype": "none", "svg.hashsalt": "tables", "font.sans-serif": ["DejaVu Sans"]}
     for path in options.tables:
-        contents = json.loads(read(path))
-        if contents.get("table") not in TABLES:
+        try:
+            contents = json.loads(read(path))
+            table = TABLES[contents["table"]]
+            gaps = gaps_of(table, contents)
+        except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
             refuse(f"{path}: expected a table's JSON of results/, with \"table\" one of {', '.join(TABLES)}")
-        table = TABLES[contents["table"]]
-        if not gaps_of(table, contents):
+        if not gaps:
             refuse(f"{path}: no row of it has a gap to draw")
         name = os.path.join(options.out, os.path.basename(path).removesuffix(".json") + ".svg")
         # (A test reads what is drawn there.)
-        about = {"Date": None, "Description": json.dumps(gaps_of(table, contents))}
+        about = {"Date": None, "Description": json.dumps(gaps)}
         draw(table, contents, pyplot, ticker).savefig(name, metadata=about)
         print(f"wrote {name}")
 

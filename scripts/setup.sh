@@ -31,6 +31,7 @@ for option in "$@"; do
     --book) packages="$packages python3-pygments python3-markdown" ;;
     --into=?*) into=${option#--into=} ;;
     --from=?*) from=${option#--from=} ;;
+    --help) exec sed -n '2,/^set/s/^# \{0,1\}//p' "$0" ;;
     *) echo "setup: unknown option $option; expected --tests, --bench, --plots, --book, --ranks, --into=DIR or --from=PACKAGES" >&2; exit 1 ;;
   esac
 done

@@ -5,6 +5,11 @@
 #SBATCH --time=04:00:00 --signal=B:USR1@300
 #SBATCH --requeue --open-mode=append
 
+[ -n "${SLURM_JOB_ID:-}" ] || {
+  echo "slurm: this is no job of SLURM: sbatch scripts/slurm.sh FLAGS, or without SLURM ./train FLAGS --resume" >&2
+  exit 1
+}
+
 # Five minutes before the limit SLURM sends SIGUSR1 to this script: the run saves and ends, and the job is queued again.
 queue_again() {
   scancel --signal=TERM "$SLURM_JOB_ID" # to the run; srun itself would end it at once

@@ -233,7 +233,10 @@ OURS = ("--seed", "--out", "--resume", "--device", "--threads")  # what a sweep 
 
 
 def words_of(line):
-    words = shlex.split(line)
+    try:
+        words = shlex.split(line)
+    except ValueError as error:
+        refuse(f"{line}: {error}: expected flags of ./train, with quotes as in a shell")
     for word in words:
         if not word.startswith("--"):
             refuse(f"{word}: expected flags of ./train, --name=value")
@@ -312,6 +315,9 @@ def main():
     words = sys.argv[1:]
     behind = words.index("--") if "--" in words else len(words)
     options, common = options_of(parser, words[:behind]), words[behind + 1:]
+    for name, values in (("FOLDER", [options.folder]), ("--grid", options.grid)):
+        if "" in values:
+            refuse(f"{name}: it is empty, expected {'where all goes' if name == 'FOLDER' else 'flags that take turns'}")
     require_train()
     points = grid_of(options.grid, common, SEEDS[:options.seeds], os.getcwd())
     folder = os.path.abspath(options.folder)
@@ -333,6 +339,8 @@ def ended_by_hand(main):
         main()
     except KeyboardInterrupt:
         sys.exit("interrupted: the same command goes on")
+    except OSError as error:
+        refuse(f"{error.filename}: {error.strerror}")
 
 
 if __name__ == "__main__":

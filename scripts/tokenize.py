@@ -32,6 +32,7 @@ import glob
 import json
 import os
 import re
+import shutil
 import stat
 import time
 
@@ -153,7 +154,8 @@ class Texts:
             try:
                 held += decoder.decode(block, ended)
             except UnicodeDecodeError as error:
-                fail(f"{file}: byte {opened.tell() - len(error.object) + error.start} is not UTF-8")
+                fail(f"{file}: byte {opened.tell() - len(error.object) + error.start} is not UTF-8: iconv -c -f UTF-8 "
+                     f"-t UTF-8 {file} >NEW leaves such bytes out")
             cut = len(held) if ended else last_cut(held) if self.can_cut else 0
             if cut > 0:
                 yield held[:cut], begins, self.read >= self.border
@@ -295,7 +297,7 @@ def read_questions(file):
         questions = (json.loads(text) if text.lstrip().startswith("[") else
                      [json.loads(line) for line in text.splitlines() if line.strip()])
     except (OSError, ValueError, RecursionError) as error:
-        fail(f"{file}: {error}")
+        fail(f"{file}: {error}: expected a list of questions in JSON, or one of them a line")
     read = []
     for number, question in enumerate(questions):
         try:
@@ -348,6 +350,8 @@ def write_choices(file, out, tokenizer):
             opened.write(header.tobytes() + stream.tobytes())
         os.replace(unfinished(out), out)
     except OSError as error:
+        if os.path.lexists(unfinished(out)):
+            os.remove(unfinished(out))
         fail(f"{out}: cannot write: {error.strerror}")
     print(f"{len(examples)} questions, {8 * width} bits a token")
 
@@ -380,8 +384,14 @@ def main():
     parser.add_argument("--shard-tokens", type=int, default=100_000_000, metavar="N",
                         help="tokens in a shard [100000000]")
     args = parser.parse_args()
-    if bool(args.texts) == bool(args.choices):
-        fail("expected TEXT... or --choices=FILE.json")
+    for name, value in [("TEXT", text) for text in args.texts] + [
+            ("--out", args.out), ("--tokenizer", args.tokenizer), ("--choices", args.choices)]:
+        if value == "":
+            fail(f"{name}: it is empty, expected the name of a file or folder")
+    if args.texts and args.choices:
+        fail(f"{args.texts[0]} and --choices={args.choices} were both given: it makes tokens of texts or of questions")
+    if not args.texts and not args.choices:
+        fail("there is nothing to read: expected TEXT..., a file or a folder of files, or --choices=FILE.json")
     if args.choices:
         if args.tokenizer is None:
             fail("--choices needs --tokenizer=FOLDER|FILE: that of the model that is to choose")
@@ -401,10 +411,20 @@ def main():
         fail(f"{args.out}: holds {os.path.basename(min(there))} already: name another folder")
 
     files = files_of(args.texts)
+    made = not os.path.isdir(args.out)
     try:  # before hours go into --train
         os.makedirs(args.out, exist_ok=True)
     except OSError as error:
         fail(f"{args.out}: cannot write: {error.strerror}")
+    try:
+        tokenize_texts(args, files)
+    except BaseException:
+        if made and not glob.glob(os.path.join(glob.escape(args.out), "*.bin")):  # (not where only the words failed)
+            shutil.rmtree(args.out)
+        raise
+
+
+def tokenize_texts(args, files):
     if args.train is None:
         tokenizer = read_tokenizer(args.tokenizer)
     else:
@@ -419,6 +439,9 @@ def main():
     shards = [Shards(args.out, split, vocab, args.shard_tokens) for split in ("train", "val")]
     try:
         write_shards(texts, tokenizer, end_of_text, shards)
+        if shards[0].total == 0:
+            fail(f"{', '.join(args.texts)}: no text to train on: {texts.total} bytes, of which --val-fraction="
+                 f"{args.val_fraction:g} goes to validation")
         if not os.path.exists(os.path.join(args.out, "tokenizer.json")):
             with open(os.path.join(args.out, "tokenizer.json"), "w", encoding="utf-8") as opened:
                 opened.write(tokenizer.to_str(pretty=True))

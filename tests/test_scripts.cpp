@@ -109,6 +109,32 @@ TEST_CASE_METHOD(Folder, "scripts: setup says which options it has, and what --i
   }
 }
 
+TEST_CASE_METHOD(Folder, "scripts: those of the shell say what they need before they do anything", "[scripts]") {
+  const std::string help = done("{repo}/scripts/setup.sh --help");
+  REQUIRE(says(help, {"usage: scripts/setup.sh [--tests]", "--from=PACKAGES "}));
+  REQUIRE(!contains(help, "set -eu"));
+  program("bin/apt-get", "echo fetched");
+  const auto says_at_once = [&](const std::string& command, const std::string& said) {
+    REQUIRE(ended(run("PATH=$PWD/bin:$PATH " + command), 1).text == said + "\n");
+  };
+  says_at_once("{repo}/scripts/get_text.sh ''",
+               "get_text: expected the name of the file to write: scripts/get_text.sh FILE");
+  says_at_once("{repo}/scripts/get_text.sh no/such/text",
+               "get_text: no/such/text: there is no folder no/such: make it first");
+  says_at_once(
+      "env -u SLURM_JOB_ID {repo}/scripts/slurm.sh --out=x",
+      "slurm: this is no job of SLURM: sbatch scripts/slurm.sh FLAGS, or without SLURM ./train FLAGS --resume");
+  // (-C: where make is run from a folder of its own, it says so)
+  const auto make = [&](const std::string& goal) {
+    return ended(run("env -u MAKEFLAGS -u MFLAGS -u MAKELEVEL make -s -C {repo} " + goal), 2).text;
+  };
+  REQUIRE(make("fuzz READER=shard").starts_with("make fuzz READER=shard: expected one of: "));
+  REQUIRE(make("ptx").starts_with("no kernel's name holds '': expected a part of one"));
+  REQUIRE(make("gpu-check MINUTES=six").starts_with("gpu-check: MINUTES=six: expected a number from 0\n"));
+  REQUIRE(
+      make("gpu-check STAGES=fast").starts_with("gpu-check: no stage is called 'fast'; expected some of: bitwise "));
+}
+
 TEST_CASE_METHOD(Folder, "scripts: setup --into keeps the packages, and --from unpacks them offline", "[scripts]") {
   NEEDS("dpkg-deb --version", "dpkg-deb", "setup --into");
   write("made/DEBIAN/control",
@@ -250,6 +276,13 @@ TEST_CASE_METHOD(Folder, "scripts: faults have their places, or are named", "[sc
   run("cp -r {repo}/ptx .");
   const std::string check = "{repo}/scripts/plant_ptx_faults.py --check --tree=.";
   REQUIRE(contains(done(check), "19 of 19 faults have their place\n"));
+  for (const auto& [options, said] :
+       {std::pair("", "build/rehearsal: holds no kernels to plant faults in: run make rehearsal first"),
+        {"--only=x", "--only=x: expected numbers of faults, as 3,17-20"},
+        {"--only=3-", "--only=3-: expected numbers"},
+        {"--only=999", "--only=999: no fault has such a number, expected 1 to "},
+        {"--check --tree=nowhere", "nowhere/ptx/"}})
+    require_refused_at_once(run(format("{repo}/scripts/plant_ptx_faults.py --tree=. %s", options)), said);
   run("sed -i 's/return a > b ||/return b < a ||/' ptx/thread.h");
   REQUIRE(says(ended(run(check), 1).text,
                {"the smaller of two numbers: NO PLACE: ptx/thread.h holds return a > b || 0 times, expected 1",

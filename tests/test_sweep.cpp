@@ -105,4 +105,8 @@ TEST_CASE("sweep: what cannot be a grid is refused in a line", "[scripts]") {
   refused("--grid='--attn=full'", tiny + " --out=x", "--out=x: the sweep gives each run its own");
   refused("--grid='--attn=full' --seeds=9", tiny, "--seeds=9 --jobs=0: expected 1 to 8 seeds");
   refused("--grid='--attn=full | --attn=g9'", tiny, "--attn=g9");
+  refused("--grid=", tiny, "--grid: it is empty");
+  refused("--grid='--attn=\"full'", tiny, "--attn=\"full: No closing quotation");
+  require_refused_at_once(f.run(sweep("'' --cpu --grid=--attn=full")), "FOLDER: it is empty, expected where all goes");
+  require_refused_at_once(f.run(sweep("text.txt --cpu --grid=--attn=full")), "text.txt/runs: Not a directory");
 }

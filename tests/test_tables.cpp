@@ -440,5 +440,15 @@ for picture in pictures:
 )py");
   REQUIRE(f.done("{repo}/scripts/plot_tables.py results/p1-3.minutes.json") == "wrote ./p1-3.minutes.svg\n");
   REQUIRE(says(f.read("p1-3.minutes.svg"), {"SiLU of the output / baseline", "validation loss, nats"}));
-  require_refused(f.run("{repo}/scripts/plot_tables.py results/bench_cpu.json"), "expected a table's JSON of results/");
+  for (const auto& [name, text] : {std::pair("cut.json", "{"),
+                                   {"list.json", "[]"},
+                                   {"latin.json", "\xff"},
+                                   {"bare.json", "{\"table\":\"p1-1\"}"},
+                                   {"rows.json", "{\"table\":\"p1-1\",\"rows\":5}"}})
+    f.write(name, text);
+  for (const char* name : {"results/bench_cpu.json", "cut.json", "list.json", "latin.json", "bare.json", "rows.json"})
+    require_refused_at_once(f.run(format("{repo}/scripts/plot_tables.py %s", name)),
+                            format("%s: expected a table's JSON of results/, with \"table\" one of p1-1", name));
+  require_refused_at_once(f.run("{repo}/scripts/plot_tables.py absent.json"), "absent.json: No such file");
+  require_refused_at_once(f.run("{repo}/scripts/plot_tables.py results/p1-3.minutes.json --out=absent"), "absent/p1-3");
 }

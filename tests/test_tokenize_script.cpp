@@ -174,7 +174,16 @@ TEST_CASE("tokenize_script: what it cannot do is said in a line, and nothing is 
   }
   refused("--choices=pipe" + to_q, ": not a regular file");
   refused("--choices=bad.json --train=300 --out=z", "--choices needs --tokenizer");
-  refused("--tokenizer=o --out=z", "expected TEXT... or --choices");
+  refused("--tokenizer=o --out=z", "there is nothing to read: expected TEXT...");
+  refused("a.txt --choices=bad.json --tokenizer=o --out=z", "a.txt and --choices=bad.json were both given");
+  for (const auto& [arguments, name] : {std::pair("'' --tokenizer=o --out=z", "TEXT"),
+                                        {"a.txt --tokenizer=o --out=", "--out"},
+                                        {"a.txt --tokenizer= --out=z", "--tokenizer"},
+                                        {"--choices= --tokenizer=o --out=z", "--choices"}})
+    refused(arguments, std::string(name) + ": it is empty, expected the name of a file or folder");
+  f.write("nothing.txt", "");
+  for (const char* how : {"--tokenizer=o", "--train=300"})
+    refused(format("nothing.txt %s --out=p", how), "nothing.txt: no text to train on: 0 bytes");
   for (const char* question :
        {R"({"context": "a", "endings": ["b"], "label": 0})", R"({"context": "a", "endings": ["b", "c"], "label": 2})",
         R"({"context": 1, "endings": ["b", "c"], "label": 1})",
@@ -189,6 +198,8 @@ TEST_CASE("tokenize_script: what it cannot do is said in a line, and nothing is 
     f.write("question.json", text);
     refused("--choices=question.json" + to_q, std::string("question.json: ") + said);
   }
+  f.write("question.json", "{");
+  refused("--choices=question.json" + to_q, "expected a list of questions in JSON, or one of them a line");
   ended(tokenize(f, "a.txt --train=300 --out='caf\xe9'"));
   ended(tokenize(f, "a.txt --tokenizer='caf\xe9' --out=again"));
   REQUIRE(f.read("again/tokenizer.json") == f.read("caf\xe9/tokenizer.json"));
@@ -203,5 +214,23 @@ TEST_CASE("tokenize_script: what it cannot do is said in a line, and nothing is 
   for (const char* name : {"r.part", "s/train_000000.bin.part"}) REQUIRE(f.read(name) == "mine");
   refused("bad.txt --train=300 --out=a.txt/x", "a.txt/x: cannot write");
   refused("a.txt --tokenizer=o --out=full >/dev/full", "standard output: No space left on device");
-  REQUIRE((!fs::exists(f.path / "p") || fs::is_empty(f.path / "p")));
+  for (const char* name : {"p", "z"}) REQUIRE(!fs::exists(f.path / name));
+  // A folder that was there stays, and so do shards whose words alone could not be printed.
+  refused("bad.txt --tokenizer=o --out=empty", "iconv -c -f UTF-8 -t UTF-8 bad.txt >NEW leaves such bytes out");
+  REQUIRE(fs::is_empty(f.path / "empty"));
+  const std::string unbuffered =
+      "PYTHONUNBUFFERED=1 {repo}/scripts/tokenize.py a.txt --tokenizer=o --out=kept >/dev/full";
+  ended(f.run(unbuffered), 1);
+  REQUIRE(fs::exists(f.path / "kept/train_000000.bin"));
+  // What a full disk has no room for.
+  f.write("long.json", "{\"ctx\": \"" + replaced(std::string(4000, 'a'), "a", "a ") +
+                           "\", \"endings\": [\"a\", \"b\"], \"label\": 0}");
+  NEEDS("unshare -rm true", "unshare -rm", "a disk that is full");
+  for (const char* words : {"a.txt --tokenizer=o --out=disk/p", "--choices=long.json --tokenizer=o --out=disk/q"}) {
+    const Said full =
+        f.run(format("unshare -rm sh -c 'mkdir -p disk && mount -t tmpfs -o size=4k none disk && "
+                     "{ {repo}/scripts/tokenize.py %s; ls -A disk; }'",
+                     words));
+    REQUIRE(fits(full.text, "error: disk/[pq][^\n]*: cannot write: No space left on device\n"));
+  }
 }
