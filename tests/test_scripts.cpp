@@ -126,7 +126,7 @@ TEST_CASE_METHOD(Folder, "scripts: those of the shell say what they need before 
       "slurm: this is no job of SLURM: sbatch scripts/slurm.sh FLAGS, or without SLURM ./train FLAGS --resume");
   // (-C: where make is run from a folder of its own, it says so)
   const auto make = [&](const std::string& goal) {
-    return ended(run("env -u MAKEFLAGS -u MFLAGS -u MAKELEVEL make -s -C {repo} " + goal), 2).text;
+    return ended(run("env -u MAKEFLAGS -u MFLAGS -u MAKELEVEL timeout 60 make -s -C {repo} " + goal), 2).text;
   };
   REQUIRE(make("fuzz READER=shard").starts_with("make fuzz READER=shard: expected one of: "));
   REQUIRE(make("ptx").starts_with("no kernel's name holds '': expected a part of one"));
