@@ -1,8 +1,8 @@
 // text: files as a stream of bytes, one token a byte (vocab 256)
 //   --data=self (this program's own source) | a text file | a folder | a list of these
 // Text is what holds no NUL byte. In a folder, files with one are skipped and counted; a file named outright
-// is refused, and so is a token shard in a folder. Files follow one another in the order given (a folder's in byte order), with a newline put
-// between two of them when the first does not end in one.
+// is refused, and so is a token shard in a folder. Files follow one another in the order given (a folder's in byte
+// order), with a newline put between two of them when the first does not end in one.
 // tests/test_dataloader.cpp
 #pragma once
 #include <span>

@@ -75,6 +75,7 @@ TEST_CASE("from: a run's flags and weights are another run's start, and flags be
   REQUIRE(validated_on("--val-batches=1000000") == "3000 bytes of 1 text files: 46 batches");
   REQUIRE(
       contains(validated_on("--data='{repo}/README.md'"), format(" of %zu bytes of 1 text files: 2", bytes_of_readme)));
+  REQUIRE(validated_on("--data='{repo}/Makefile'").starts_with("3000 bytes of"));  // the run's own
   REQUIRE(validated_on("--val-fraction=0.5").starts_with("tokens "));
   REQUIRE(validated_on("--data='{repo}/README.md' --val-data=val.txt").starts_with("3000 bytes of"));
 

@@ -313,7 +313,8 @@ bool parse_command_line(Config& config, int argc, char** argv) {
       if (name == "--preset") apply_preset(flags, config.preset);
       if (name == "--from") apply_source(flags, config, source);
       // Other data is not validated on what the source was.
-      if (name == "--from" && (given.contains("--data") || given.contains("--val-fraction"))) config.data.val_data = "";
+      const bool other_data = given.contains("--data") && value_of("--data") != config.data.data;
+      if (name == "--from" && (other_data || given.contains("--val-fraction"))) config.data.val_data = "";
     }
   check_flags(config, given);
   return true;

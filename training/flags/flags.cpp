@@ -345,8 +345,10 @@ void list_data_flags(FlagTable& t, Config& c) {
          "self: this repository's source; a text file, folder, list (a,b or @list.txt) or glob, read as bytes; "
          "token shards of llm.c or scripts/tokenize.py; or made up: the task of arXiv 2410.13835, or keys whose values "
          "stand further back (dataloader/recall.h)");
-  t.text_or_nothing("--val-data", c.data.val_data, "as --data",
-                    "validation data of its own, instead of a share of --data; empty: that share");
+  t.text_or_nothing(
+      "--val-data", c.data.val_data, "as --data",
+      "validation data of its own, instead of a share of --data; empty: that share. With --from it is that of "
+      "the run, unless --data is other data or --val-fraction is given");
   t.number("--val-fraction", c.data.val_fraction, between(0.0, 0.9),
            "share of --data, at its end, kept for validation");
   t.number("--vocab", c.vocab, between<size_t>(0, size_t{1} << 31), "tokens in the vocabulary; 0: as the data has");
