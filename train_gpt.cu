@@ -185,7 +185,7 @@ bool resume(Trainer& trainer, const RunMetadata& metadata) {
   const Config& c = trainer.config;
   const std::optional<Checkpoint> checkpoint = newest_checkpoint(c, metadata);
   if (!checkpoint) {
-    printf("resume: %s holds no checkpoint yet: starting at step 1\n", c.out.c_str());
+    printf("resume: %s holds no checkpoint yet: starting at step 1%s\n", c.out.c_str(), hint_at_best(c.out).c_str());
     return false;
   }
   try {
