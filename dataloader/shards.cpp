@@ -112,7 +112,7 @@ class FewOpenFiles {
             "%s: was changed or replaced after it was opened", file.path().c_str());
   }
 
-  std::list<File> open_;                      // the last read first
+  std::list<File> open_;                     // the last read first
   std::map<std::string, struct stat> first_;  // of every file
 };
 

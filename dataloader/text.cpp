@@ -44,12 +44,10 @@ void TextCorpus::append(const std::string& path, bool may_skip) {
   bytes_.resize(bytes_.size() + size);
   char* const text = bytes_.data() + bytes_.size() - size;
   file.read(text, size, 0);
-  const std::string folder = std::filesystem::path(path).parent_path().native();
-  require(
-      !may_skip || !is_token_shard({text, size}),
-      "%s: is a token shard in a folder that was named for its texts: name shards by a pattern, as '%s/train_*.bin', "
-      "or the texts without it",
-      path.c_str(), folder.c_str());
+  require(!may_skip || !is_token_shard({text, size}),
+          "%s: is a token shard in a folder that was named for its texts: name shards by a pattern, as "
+          "'%s/train_*.bin', or the texts without it",
+          path.c_str(), std::filesystem::path(path).parent_path().c_str());
   const size_t nul = std::string_view(text, size).find('\0');
   require(may_skip || size > 0, "%s: empty", path.c_str());
   require(may_skip || nul == std::string_view::npos,

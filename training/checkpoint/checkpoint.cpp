@@ -245,8 +245,7 @@ void save_checkpoint(const std::string& path, const std::vector<TensorView>& ten
     require(t.data || t.bytes() == 0, "%s: tensor %s has no data", path.c_str(), quote(t.name).c_str());
     forms.push_back({t.name, "F32", t.shape});
   }
-  save_checkpoint(
-      path, forms, [&](size_t i) { return tensors[i].data; }, std::move(metadata));
+  save_checkpoint(path, forms, [&](size_t i) { return tensors[i].data; }, std::move(metadata));
 }
 
 size_t checkpoint_bytes(const std::vector<TensorForm>& tensors, std::map<std::string, std::string> metadata,

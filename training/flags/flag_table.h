@@ -76,7 +76,8 @@ T parse_number(const std::string& flag, const std::string& text, const Bounds<T>
 // A number that is a part of what the flag was given.
 template <class T>
 T parse_part(const std::string& flag, const std::string& text, const std::string& part, const Bounds<T>& bounds) {
-  return parse_named(format("%s=%s: its part \"%s\"", flag.c_str(), text.c_str(), part.c_str()), part, bounds);
+  const std::string named = flag + "=" + text;
+  return parse_named(part == text ? named : format("%s: its part \"%s\"", named.c_str(), part.c_str()), part, bounds);
 }
 
 class FlagTable {
