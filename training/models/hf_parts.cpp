@@ -173,21 +173,23 @@ const Part gpt_oss_rope = {[](const Keys& keys, Words& words) {
                            },
                            write_rope};
 
+// Of the kinds in layer_types every n-th is full_attention, and the others are `other`: n. Refuses other lists.
+static size_t full_every(const Keys& keys, const std::string& other) {
+  const std::vector<std::string> kinds = keys.texts("layer_types");
+  const size_t n = size_t(std::find(kinds.begin(), kinds.end(), "full_attention") - kinds.begin()) + 1;
+  bool good = kinds.size() == keys.whole("num_hidden_layers");
+  for (size_t i = 0; i < kinds.size(); i++) good &= kinds[i] == ((i + 1) % n == 0 ? "full_attention" : other);
+  if (!good) keys.refuse("layer_types", "a kind for every layer, every n-th full_attention, the others " + other);
+  return n;
+}
+
 // Two kinds of layers, which turn at bases of their own: five that see a window to one that sees all, whose positions
 // alone are scaled.
 const Part gemma3_layers = {
     [](const Keys& keys, Words& words) {
-      const size_t layers = keys.whole("num_hidden_layers");
       keys.require_agreement("sliding_window_pattern", keys, "_sliding_window_pattern");
       size_t every = keys.whole_or("sliding_window_pattern", keys.whole_or("_sliding_window_pattern", 6));
-      if (keys.has("layer_types")) {
-        const std::vector<std::string> kinds = keys.texts("layer_types");
-        every = size_t(std::find(kinds.begin(), kinds.end(), "full_attention") - kinds.begin()) + 1;
-        for (size_t i = 0; i < kinds.size(); i++)
-          if (kinds.size() != layers || kinds[i] != ((i + 1) % every == 0 ? "full_attention" : "sliding_attention"))
-            keys.refuse("layer_types",
-                        "a kind for every layer, every n-th full_attention, the others sliding_attention");
-      }
+      if (keys.has("layer_types")) every = full_every(keys, "sliding_attention");
       say(words, "--window", keys.one_or_more("sliding_window"));
       words.push_back("--window-layers=not-nth");
       say(words, "--full-every", every);
@@ -316,30 +318,20 @@ const Part shared_expert = {
     },
     [](const Config& c, json& j) { j["shared_expert_intermediate_size"] = c.model.moe.shared_width(); }};
 
-// Every layer_every-th layer is softmax attention, the others follow the gated delta rule.
+// Every n-th layer is softmax attention, the others follow the gated delta rule.
 const Part linear_layers = {
     [](const Keys& keys, Words& words) {
       const size_t layers = keys.whole("num_hidden_layers");
-      std::vector<std::string> kinds;
-      if (keys.has("layer_types")) {
-        kinds = keys.texts("layer_types");
-      } else {
-        const size_t every = keys.has("full_attention_interval") ? keys.one_or_more("full_attention_interval") : 4;
-        if (layers > 10000) keys.refuse("num_hidden_layers", "at most 10000");
-        for (size_t i = 0; i < layers; i++)
-          kinds.push_back((i + 1) % every == 0 ? "full_attention" : "linear_attention");
-      }
-      const size_t full = size_t(std::count(kinds.begin(), kinds.end(), "full_attention"));
-      const size_t first = size_t(std::find(kinds.begin(), kinds.end(), "full_attention") - kinds.begin()) + 1;
-      const char* const expected = "a kind for every layer, every n-th full_attention, the others linear_attention";
-      if (kinds.size() != layers) keys.refuse("layer_types", expected);
-      for (size_t i = 0; i < layers; i++)
-        if (kinds[i] != ((i + 1) % first == 0 ? "full_attention" : "linear_attention"))
-          keys.refuse("layer_types", expected);
-      if (full > 0 && full < layers && keys.whole_or("full_attention_interval", first) != first)
-        keys.refuse("full_attention_interval", std::to_string(first) + ", as \"layer_types\" says");
-      words.push_back(full == layers ? "--mixer=attention" : full == 0 ? "--mixer=gated-delta" : "--mixer=hybrid");
-      if (full > 0 && full < layers) say(words, "--attention-every", first);
+      if (layers > 10000) keys.refuse("num_hidden_layers", "at most 10000");
+      const char* const interval = "full_attention_interval";
+      const size_t n = keys.has("layer_types") ? full_every(keys, "linear_attention")
+                       : keys.has(interval)    ? keys.one_or_more(interval)
+                                               : 4;
+      const bool hybrid = n > 1 && n <= layers;
+      if (hybrid && keys.whole_or(interval, n) != n)
+        keys.refuse(interval, std::to_string(n) + ", as \"layer_types\" says");
+      words.push_back(n == 1 ? "--mixer=attention" : hybrid ? "--mixer=hybrid" : "--mixer=gated-delta");
+      if (hybrid) say(words, "--attention-every", n);
       say(words, "--linear-key-heads", keys.whole("linear_num_key_heads"));
       say(words, "--linear-value-heads", keys.whole("linear_num_value_heads"));
       say(words, "--linear-key-dim", keys.whole("linear_key_head_dim"));
@@ -375,10 +367,9 @@ const Part window_of_even_layers = {
       words.push_back("--window-layers=even");
       if (!keys.has("layer_types")) return;
       const std::vector<std::string> kinds = keys.texts("layer_types");
-      for (size_t i = 0; i < kinds.size(); i++)
-        if (kinds.size() != keys.whole("num_hidden_layers") ||
-            kinds[i] != (i % 2 == 0 ? "sliding_attention" : "full_attention"))
-          keys.refuse("layer_types", "sliding_attention and full_attention in turns, one for every layer");
+      bool good = kinds.size() == keys.whole("num_hidden_layers");
+      for (size_t i = 0; i < kinds.size(); i++) good &= kinds[i] == (i % 2 ? "full_attention" : "sliding_attention");
+      if (!good) keys.refuse("layer_types", "sliding_attention and full_attention in turns, one for every layer");
     },
     [](const Config& c, json& j) {
       j["sliding_window"] = c.model.attention.window;
