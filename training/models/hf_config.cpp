@@ -1,6 +1,5 @@
 #include "training/models/hf_config.h"
 
-#include <functional>
 #include <nlohmann/json.hpp>
 #include <set>
 

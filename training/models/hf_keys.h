@@ -22,9 +22,7 @@ class Keys {
   bool has(const std::string& key) const { return find(key) != nullptr; }
 
   size_t whole(const std::string& key) const {
-    const nlohmann::json& value = needed(key, "a whole number");
-    if (!value.is_number_unsigned()) refuse(key, "a whole number");
-    return value.get<size_t>();
+    return typed(key, &nlohmann::json::is_number_unsigned, "a whole number").get<size_t>();
   }
   size_t one_or_more(const std::string& key) const {
     const size_t value = whole(key);
@@ -32,38 +30,25 @@ class Keys {
     return value;
   }
   size_t whole_or(const std::string& key, size_t absent) const { return has(key) ? whole(key) : absent; }
-  double real(const std::string& key) const {
-    const nlohmann::json& value = needed(key, "a number");
-    if (!value.is_number()) refuse(key, "a number");
-    return value.get<double>();
-  }
+  double real(const std::string& key) const { return typed(key, &nlohmann::json::is_number, "a number").get<double>(); }
   double real_or(const std::string& key, double absent) const { return has(key) ? real(key) : absent; }
   bool flag(const std::string& key) const {
-    const nlohmann::json& value = needed(key, "true or false");
-    if (!value.is_boolean()) refuse(key, "true or false");
-    return value.get<bool>();
+    return typed(key, &nlohmann::json::is_boolean, "true or false").get<bool>();
   }
   bool flag_or(const std::string& key, bool absent) const { return has(key) ? flag(key) : absent; }
   std::string text_or(const std::string& key, const std::string& absent) const {
-    const nlohmann::json* value = find(key);
-    if (!value) return absent;
-    if (!value->is_string()) refuse(key, "a string");
-    return value->get<std::string>();
+    return has(key) ? typed(key, &nlohmann::json::is_string, "a string").get<std::string>() : absent;
   }
   std::vector<std::string> texts(const std::string& key) const {
-    const nlohmann::json& value = needed(key, "a list of strings");
     std::vector<std::string> texts;
-    if (!value.is_array()) refuse(key, "a list of strings");
-    for (const nlohmann::json& item : value) {
+    for (const nlohmann::json& item : typed(key, &nlohmann::json::is_array, "a list of strings")) {
       if (!item.is_string()) refuse(key, "a list of strings");
       texts.push_back(item.get<std::string>());
     }
     return texts;
   }
   Keys object(const std::string& key) const {
-    const nlohmann::json& value = needed(key, "an object");
-    if (!value.is_object()) refuse(key, "an object");
-    return Keys(where_ + ": " + key, value);
+    return Keys(where_ + ": " + key, typed(key, &nlohmann::json::is_object, "an object"));
   }
 
   // Two keys for the same, or one key in two places, have to say the same where both are there.
@@ -82,9 +67,10 @@ class Keys {
     if (!value) return "not there";
     return quote(value->is_string() ? value->get<std::string>() : value->dump());
   }
-  const nlohmann::json& needed(const std::string& key, const char* expected) const {
+  const nlohmann::json& typed(const std::string& key, bool (nlohmann::json::*is)() const noexcept,
+                              const char* expected) const {
     const nlohmann::json* value = find(key);
-    if (!value) refuse(key, expected);
+    if (!value || !(value->*is)()) refuse(key, expected);
     return *value;
   }
   std::string where_;
