@@ -56,28 +56,17 @@ Read read_number(const std::string& text, T& value) {
   return is_plain && std::isfinite(value) ? Read::number : Read::nothing;  // (not nan, not inf)
 }
 
-// `named` is what a refusal calls it.
+// The number that a part of a flag's text is, or all of it.
 template <class T>
-T parse_named(const std::string& named, const std::string& text, const Bounds<T>& bounds) {
+T parse_number(const std::string& flag, const std::string& text, const std::string& part, const Bounds<T>& bounds) {
+  const std::string named = flag + "=" + text + (part == text ? "" : format(": its part \"%s\"", part.c_str()));
   T value{};
-  const Read read = read_number(text, value);
+  const Read read = read_number(part, value);
   require(read != Read::too_much && (read != Read::number || value <= bounds.high), "%s: expected at most %s",
           named.c_str(), number_text(bounds.high).c_str());
   require(read == Read::number && value >= bounds.low, "%s: expected a %snumber %s%s", named.c_str(),
           std::is_integral_v<T> ? "whole " : "", bounds.text[0] == '>' ? "" : "from ", bounds.text.c_str());
   return value;
-}
-
-template <class T>
-T parse_number(const std::string& flag, const std::string& text, const Bounds<T>& bounds) {
-  return parse_named(flag + "=" + text, text, bounds);
-}
-
-// A number that is a part of what the flag was given.
-template <class T>
-T parse_part(const std::string& flag, const std::string& text, const std::string& part, const Bounds<T>& bounds) {
-  const std::string named = flag + "=" + text;
-  return parse_named(part == text ? named : format("%s: its part \"%s\"", named.c_str(), part.c_str()), part, bounds);
 }
 
 class FlagTable {
@@ -90,7 +79,7 @@ class FlagTable {
   template <class T>
   void number(const char* name, T& field, const Bounds<T>& bounds, const char* help) {
     Flag& f = add(name, help, bounds.text);
-    f.set = [&field, name, bounds](const std::string& s) { field = parse_number(name, s, bounds); };
+    f.set = [&field, name, bounds](const std::string& s) { field = parse_number(name, s, s, bounds); };
     f.get = [&field] { return number_text(field); };
   }
   // A[,B]: two numbers, of which the second is the first where it is left out.
@@ -99,8 +88,8 @@ class FlagTable {
     Flag& f = add(name, help, "A or A,B; each " + bounds.text);
     f.set = [&first, &second, name, bounds](const std::string& s) {
       const size_t comma = s.find(',');
-      first = parse_part(name, s, s.substr(0, comma), bounds);
-      second = comma == s.npos ? first : parse_part(name, s, s.substr(comma + 1), bounds);
+      first = parse_number(name, s, s.substr(0, comma), bounds);
+      second = comma == s.npos ? first : parse_number(name, s, s.substr(comma + 1), bounds);
     };
     f.get = [&first, &second] { return number_text(first) + (first == second ? "" : "," + number_text(second)); };
   }

@@ -2,6 +2,7 @@
 #include "training/flags/flags.h"
 
 #include <map>
+#include <sstream>
 
 #include "kernels/dispatch.h"
 #include "training/flags/flag_table.h"
@@ -109,13 +110,9 @@ const ScalingName scaling_names[] = {{"linear", RopeScaling::Kind::linear, 32, t
                                      {"yarn-unrounded", RopeScaling::Kind::yarn, 32, false}};
 
 RopeScaling read_rope_scaling(const std::string& text) {
-  std::vector<std::string> words = {""};
-  for (const char c : text) {
-    if (c == ',')
-      words.push_back("");
-    else
-      words.back() += c;
-  }
+  std::vector<std::string> words;
+  std::istringstream in(text + ",");
+  for (std::string word; std::getline(in, word, ',');) words.push_back(word);
   if (text == "none") return {};
   const char* const flag = "--rope-scaling";
   for (const ScalingName& name : scaling_names) {
@@ -124,12 +121,12 @@ RopeScaling read_rope_scaling(const std::string& text) {
     const std::string plain = name.name + std::string(linear ? ",S" : ",S,L");
     require(linear ? words.size() == 2 : words.size() == 3 || words.size() == 5, "%s=%s: expected %s", flag,
             text.c_str(), (linear ? plain : plain + " or " + plain + ",SLOW,FAST").c_str());
-    RopeScaling s = {name.kind,        parse_part(flag, text, words[1], between(1.0, 1e6)), 0, 1, name.fast,
-                     name.whole_points};
-    if (!linear) s.trained = parse_part(flag, text, words[2], at_least(1));
+    const double scale = parse_number(flag, text, words[1], between(1.0, 1e6));
+    RopeScaling s = {name.kind, scale, 0, 1, name.fast, name.whole_points};
+    if (!linear) s.trained = parse_number(flag, text, words[2], at_least(1));
     if (words.size() == 5) {
-      s.slow = parse_part(flag, text, words[3], above_zero(1e6));
-      s.fast = parse_part(flag, text, words[4], above_zero(1e6));
+      s.slow = parse_number(flag, text, words[3], above_zero(1e6));
+      s.fast = parse_number(flag, text, words[4], above_zero(1e6));
     }
     require(s.slow < s.fast, "%s=%s: SLOW is %g and FAST %g, expected a range", flag, text.c_str(), s.slow, s.fast);
     return s;
