@@ -278,7 +278,8 @@ bool parse_command_line(Config& config, int argc, char** argv) {
     const auto at = std::find_if(flags.begin(), flags.end(), [&](const Flag& f) { return f.name == name; });
     return values[size_t(at - flags.begin())];
   };
-  if (given.contains("--generate") && value_of("--generate") != "off" && given.contains("--out")) {
+  const auto is_on = [&](const char* name) { return given.contains(name) && value_of(name) != "off"; };
+  if (is_on("--generate") && given.contains("--out")) {
     require(!given.contains("--from"), "--generate with --from and --out: both name a model that writes: give one");
     const std::string& out = value_of("--out");
     std::error_code error;
@@ -296,26 +297,24 @@ bool parse_command_line(Config& config, int argc, char** argv) {
   // A run that is resumed reads nothing from its source, which may be gone: its own checkpoints know the flags.
   std::string source = value_of("--from");
   std::error_code error;
-  const bool resumes = given.contains("--resume") && value_of("--resume") != "off" && given.contains("--out");
-  if (resumes && !std::filesystem::exists(source, error) && !list_checkpoints(value_of("--out")).empty())
+  if (is_on("--resume") && given.contains("--out") && !std::filesystem::exists(source, error) &&
+      !list_checkpoints(value_of("--out")).empty())
     source = value_of("--out");
   require(!given.contains("--preset") || !given.contains("--from"),
           "--preset and --from both choose a model: give one of them");
   // What is evaluated is the run as it was trained, where nothing else is said.
-  const bool evaluates_own = given.contains("--evaluate") && value_of("--evaluate") != "off" &&
-                             given.contains("--out") && !given.contains("--from");
-  if (evaluates_own) apply_run(flags, value_of("--out"));
-  for (const bool model : {true, false})
-    for (size_t i = 0; i < flags.size(); i++) {
-      const std::string& name = flags[i].name;
-      if (!given.count(name) || (name == "--preset" || name == "--from") != model) continue;
-      flags[i].set(values[i]);
-      if (name == "--preset") apply_preset(flags, config.preset);
-      if (name == "--from") apply_source(flags, config, source);
-      // Other data is not validated on what the source was.
-      const bool other_data = given.contains("--data") && value_of("--data") != config.data.data;
-      if (name == "--from" && (other_data || given.contains("--val-fraction"))) config.data.val_data = "";
-    }
+  if (is_on("--evaluate") && given.contains("--out") && !given.contains("--from")) apply_run(flags, value_of("--out"));
+  // The table begins with --preset and --from: the flags behind them change what they set.
+  for (size_t i = 0; i < flags.size(); i++) {
+    const std::string& name = flags[i].name;
+    if (!given.contains(name)) continue;
+    flags[i].set(values[i]);
+    if (name == "--preset") apply_preset(flags, config.preset);
+    if (name == "--from") apply_source(flags, config, source);
+    // Other data is not validated on what the source was.
+    const bool other_data = given.contains("--data") && value_of("--data") != config.data.data;
+    if (name == "--from" && (other_data || given.contains("--val-fraction"))) config.data.val_data = "";
+  }
   check_flags(config, given);
   return true;
 }
