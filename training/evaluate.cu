@@ -16,14 +16,6 @@ namespace gated {
 
 namespace {
 
-// The newest checkpoint of --out, for --evaluate.
-Checkpoint checkpoint_to_evaluate(const Config& c, const RunMetadata& metadata) {
-  std::optional<Checkpoint> checkpoint = newest_checkpoint(c, needed_by_evaluation(metadata));
-  require(checkpoint.has_value(), "--evaluate: %s holds no checkpoint: name the --out of a run that has saved one%s",
-          c.out.c_str(), hint_at_best(c.out).c_str());
-  return std::move(*checkpoint);
-}
-
 // What is said of a context that is not the one of training.
 std::string other_context(const ModelConfig& m) {
   if (m.context == m.trained_context && m.yarn == 1) return "";
@@ -92,7 +84,9 @@ void evaluate(Config& config, const RunMetadata& metadata, const TokenLoader& lo
                         config.source->gives_first_positions());
     config.source->require_fit(config.model);
   } else {
-    checkpoint.emplace(checkpoint_to_evaluate(config, metadata));
+    checkpoint = newest_checkpoint(config, needed_by_evaluation(metadata));
+    require(checkpoint.has_value(), "--evaluate: %s holds no checkpoint: name the --out of a run that has saved one%s",
+            config.out.c_str(), hint_at_best(config.out).c_str());
     set_trained_context(config.model, trained_context(checkpoint->metadata()), checkpoint->path(), false);
   }
   std::vector<ChoiceQuestion> questions;

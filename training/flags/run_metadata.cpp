@@ -175,7 +175,7 @@ std::optional<Checkpoint> newest_checkpoint(const Config& c, RunMetadata metadat
   std::optional<Checkpoint> checkpoint = find_latest(c.out);
   if (c.change_precision) leave_out_precision(metadata);
   // One that has gone on into a decay that this run does not have: the newest from before it.
-  if (checkpoint && checkpoint->has_training_state() && metadata.contains("flag--lr")) {
+  if (checkpoint && metadata.contains("flag--lr")) {
     const Schedule then = schedule_of(checkpoint->metadata()), now = schedule_of(metadata);
     const size_t same = steps_in_common(then, now);
     const auto all = list_checkpoints(c.out);  // newest first

@@ -55,11 +55,7 @@ class RunSource final : public ModelSource {
   std::vector<std::string> flags_;
 };
 
-}  // namespace
-
 // ---- a model that the weights are
-
-namespace {
 
 // A flag in which two differ: its place in the table, and its value in each.
 struct Difference {

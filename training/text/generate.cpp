@@ -135,10 +135,8 @@ std::string text_of(const std::vector<int>& tokens, bool bytes, const Tokenizer*
 
 // ---- --generate
 
-namespace {
-
 // How many tokens to write. Refused before the first of them where the context has no room.
-size_t tokens_to_write(const Config& c, size_t prompt) {
+static size_t tokens_to_write(const Config& c, size_t prompt) {
   constexpr size_t unasked = 100;
   const size_t context = c.model.context;
   if (grows_forever(c.model)) return c.tokens ? c.tokens : unasked;
@@ -149,8 +147,6 @@ size_t tokens_to_write(const Config& c, size_t prompt) {
   fail("--tokens=%zu after a prompt of %zu: the model has a context of %zu, so at most --tokens=%zu%s", c.tokens,
        prompt, context, context - prompt, remedy);
 }
-
-}  // namespace
 
 int generate(Config& c, Context& ctx) {
   set_trained_context(c.model, c.source->context(), c.source->path(), c.source->gives_first_positions());
