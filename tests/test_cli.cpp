@@ -226,7 +226,7 @@ TEST_CASE_METHOD(Cli, "cli: the log begins with what ran, and a run that is resu
   for (const char* key : {"version", "commit", "compiler"}) REQUIRE(contains(version, it[key].get<std::string>()));
   REQUIRE(contains(contents("/proc/cpuinfo"), it["cpu"].get<std::string>()));
   const Checkpoint saved(path / "a/step_00000008.safetensors");
-  for (const char* key : {"data", "hash--data", "hash--val-data"}) REQUIRE(it[key] == saved.state(key));
+  for (const char* key : {"data", "hash--data", "hash--val-data"}) REQUIRE(it[key] == saved.metadata().at(key));
   // The same run in another folder says the same.
   REQUIRE(run(Cli(), "--steps=8 --save-every=4") == first);
 

@@ -196,9 +196,18 @@ void write_text(const std::string& path, const std::string& text) {
   file.commit();
 }
 
+static std::vector<TensorForm> forms_of(const std::string& path, const std::vector<TensorView>& tensors) {
+  std::vector<TensorForm> forms;
+  for (const TensorView& t : tensors) {
+    require(t.data || t.bytes() == 0, "%s: tensor %s has no data", path.c_str(), quote(t.name).c_str());
+    forms.push_back({t.name, "F32", t.shape});
+  }
+  return forms;
+}
+
 void write_safetensors(const std::string& path, const std::vector<TensorView>& tensors,
                        const std::map<std::string, std::string>& metadata) {
-  const std::string header = safetensors_header(path, tensors, metadata);
+  const std::string header = safetensors_header(path, forms_of(path, tensors), metadata);
   AtomicFile file(path);
   file.write(header.data(), header.size());
   for (const TensorView& t : tensors) file.write(t.data, t.bytes());
@@ -240,12 +249,8 @@ void save_checkpoint(const std::string& path, const std::vector<TensorForm>& ten
 
 void save_checkpoint(const std::string& path, const std::vector<TensorView>& tensors,
                      std::map<std::string, std::string> metadata) {
-  std::vector<TensorForm> forms;
-  for (const TensorView& t : tensors) {
-    require(t.data || t.bytes() == 0, "%s: tensor %s has no data", path.c_str(), quote(t.name).c_str());
-    forms.push_back({t.name, "F32", t.shape});
-  }
-  save_checkpoint(path, forms, [&](size_t i) { return tensors[i].data; }, std::move(metadata));
+  save_checkpoint(
+      path, forms_of(path, tensors), [&](size_t i) { return tensors[i].data; }, std::move(metadata));
 }
 
 size_t checkpoint_bytes(const std::vector<TensorForm>& tensors, std::map<std::string, std::string> metadata,
@@ -280,16 +285,12 @@ Checkpoint::Checkpoint(const std::string& path) : file_(path) {
   verify(path, "tensors", keys.at(fingerprint_key), fingerprint(file_));
 }
 
-const std::string& Checkpoint::state(const std::string& key) const {
+size_t Checkpoint::step() const {
   require(has_training_state_, "%s: carries no training state, only weights: it was not written by gated.cu",
           path().c_str());
-  const auto found = metadata().find(key);
-  require(found != metadata().end(), "%s: metadata has no %s", path().c_str(), quote(key).c_str());
-  return found->second;
-}
-
-size_t Checkpoint::step() const {
-  const std::string& text = state("step");
+  const auto found = metadata().find("step");
+  require(found != metadata().end(), "%s: metadata has no \"step\"", path().c_str());
+  const std::string& text = found->second;
   size_t step = 0;
   const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), step);
   require(error == std::errc() && end == text.data() + text.size(), "%s: step is %s, expected a whole number",

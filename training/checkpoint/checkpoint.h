@@ -107,14 +107,11 @@ class Checkpoint {
   const std::string& path() const { return file_.path(); }
   const std::map<std::string, std::string>& metadata() const { return file_.header().metadata; }
   const std::map<std::string, TensorEntry>& tensors() const { return file_.header().tensors; }
-  bool has(const std::string& name) const { return tensors().contains(name); }
 
   // False for a safetensors file of another program: it gives weights, nothing to continue from.
   bool has_training_state() const { return has_training_state_; }
 
-  // A metadata value that resuming needs.
-  const std::string& state(const std::string& key) const;
-
+  // Refuses a file that gives nothing to continue from.
   size_t step() const;
 
   // What the file says of a float tensor, which must be there and have this shape; its values, bit for bit; and the

@@ -213,14 +213,4 @@ std::string safetensors_header(const std::string& file, const std::vector<Tensor
   return std::string(reinterpret_cast<const char*>(&length), sizeof length) + text;
 }
 
-std::string safetensors_header(const std::string& file, const std::vector<TensorView>& tensors,
-                               const std::map<std::string, std::string>& metadata) {
-  std::vector<TensorForm> forms;
-  for (const TensorView& t : tensors) {
-    require(t.data || t.bytes() == 0, "%s: tensor %s has no data", file.c_str(), quote(t.name).c_str());
-    forms.push_back({t.name, "F32", t.shape});
-  }
-  return safetensors_header(file, forms, metadata);
-}
-
 }  // namespace gated

@@ -103,8 +103,5 @@ struct TensorForm {
 // The padding puts the data on a multiple of 64 bytes, a cache line, for readers that do map the file.
 std::string safetensors_header(const std::string& file, const std::vector<TensorForm>& tensors,
                                const std::map<std::string, std::string>& metadata);
-// Of tensors in memory, as F32.
-std::string safetensors_header(const std::string& file, const std::vector<TensorView>& tensors,
-                               const std::map<std::string, std::string>& metadata);
 
 }  // namespace gated
