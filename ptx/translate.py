@@ -56,12 +56,13 @@ class Unknown(Exception):
 # A handler is given the kernel, the parts of the opcode and the operands, and returns C++. `read` gives an operand as a
 # C++ value of a type, `write` an assignment to one.
 
-def binary(text):
-    """d = a op b, of one type."""
+def of_one_type(sources, text, **of_kind):
+    """d = op of so many sources, written as `text`, or as what stands there for their type."""
     def handler(k, parts, operands):
-        kind = parts[-1]
-        d, a, b = operands
-        return k.write(d, text.format(k.read(a, kind), k.read(b, kind)), kind)
+        kind, (d, *values) = parts[-1], operands
+        if len(values) != sources:
+            raise Unknown
+        return k.write(d, of_kind.get(kind, text).format(*(k.read(value, kind) for value in values)), kind)
     return handler
 
 
@@ -81,7 +82,7 @@ def mul(k, parts, operands):
     if parts[1] == "wide":
         wide = kind[0] + str(2 * bits(kind))
         return k.write(d, f"{C[wide]}({k.read(a, kind)}) * {C[wide]}({k.read(b, kind)})", wide)
-    return binary("mul_hi({}, {})")(k, parts, operands) if parts[1] == "hi" else wrapping("*")(k, parts, operands)
+    return (of_one_type(2, "mul_hi({}, {})") if parts[1] == "hi" else wrapping("*"))(k, parts, operands)
 
 
 def mad(k, parts, operands):
@@ -94,40 +95,11 @@ def mad(k, parts, operands):
     return k.write(d, f"{C[wide]}(uint64_t({product}) + {k.read(c, 'b64')})", wide)
 
 
-def fma(k, parts, operands):
-    d, *factors = operands
-    a, b, c = (k.read(operand, "f32") for operand in factors)
-    return k.write(d, f"__builtin_fmaf({a}, {b}, {c})", "f32")
-
-
-def divide(k, parts, operands):
-    return binary("{} / {}" if parts[-1] == "f32" else "div({}, {})")(k, parts, operands)
-
-
-def largest(which):
-    def handler(k, parts, operands):
-        text = f"{{0}} {'>' if which == 'max' else '<'} {{1}} ? {{0}} : {{1}}"
-        return binary(f"{which}_f32({{}}, {{}})" if parts[-1] == "f32" else text)(k, parts, operands)
-    return handler
-
-
-def unary(text):
-    """d = op a, of one type."""
-    def handler(k, parts, operands):
-        d, a = operands
-        return k.write(d, text.format(k.read(a, parts[-1])), parts[-1])
-    return handler
-
-
-def invert(k, parts, operands):
-    return unary("!{}" if parts[1] == "pred" else "~{}")(k, parts, operands)
-
-
 def sign(text, float_text):
     """What changes the sign alone: of a float, a bit."""
     def handler(k, parts, operands):
         if parts[-1] != "f32":
-            return unary(text)(k, parts, operands)
+            return of_one_type(1, text)(k, parts, operands)
         d, a = operands
         return k.write(d, f"as<float>({float_text.format(k.read(a, 'b32'))})", "f32")
     return handler
@@ -384,20 +356,20 @@ INSTRUCTIONS = {
     "sub": (f"rn.f32|{INTEGER}", wrapping("-")),
     "mul": (f"rn.f32|lo.{INTEGER}|hi.[us](32|64)|wide.[us](16|32)", mul),
     "mad": ("lo.[us](32|64)|wide.[us]32", mad),
-    "fma": ("rn.f32", fma),
-    "div": (f"rn.f32|{INTEGER}", divide),
-    "rem": (INTEGER, binary("rem({}, {})")),
-    "max": (f"f32|{INTEGER}", largest("max")),
-    "min": (f"f32|{INTEGER}", largest("min")),
-    "rcp": ("rn.f32", unary("1 / {}")),
-    "sqrt": ("rn.f32", unary("__builtin_sqrtf({})")),
+    "fma": ("rn.f32", of_one_type(3, "__builtin_fmaf({}, {}, {})")),
+    "div": (f"rn.f32|{INTEGER}", of_one_type(2, "div({}, {})", f32="{} / {}")),
+    "rem": (INTEGER, of_one_type(2, "rem({}, {})")),
+    "max": (f"f32|{INTEGER}", of_one_type(2, "{0} > {1} ? {0} : {1}", f32="max_f32({}, {})")),
+    "min": (f"f32|{INTEGER}", of_one_type(2, "{0} < {1} ? {0} : {1}", f32="min_f32({}, {})")),
+    "rcp": ("rn.f32", of_one_type(1, "1 / {}")),
+    "sqrt": ("rn.f32", of_one_type(1, "__builtin_sqrtf({})")),
     "neg": (f"f32|s{SIZE}", sign("0 - uint64_t({})", "{} ^ 0x80000000u")),
     "abs": (f"f32|s{SIZE}", sign("{0} < 0 ? 0 - uint64_t({0}) : uint64_t({0})", "{} & 0x7fffffffu")),
     "copysign": ("f32", copysign),
-    "not": (f"pred|{BITS}", invert),
-    "and": (f"pred|{BITS}", binary("{} & {}")),
-    "or": (f"pred|{BITS}", binary("{} | {}")),
-    "xor": (f"pred|{BITS}", binary("{} ^ {}")),
+    "not": (f"pred|{BITS}", of_one_type(1, "~{}", pred="!{}")),
+    "and": (f"pred|{BITS}", of_one_type(2, "{} & {}")),
+    "or": (f"pred|{BITS}", of_one_type(2, "{} | {}")),
+    "xor": (f"pred|{BITS}", of_one_type(2, "{} ^ {}")),
     "shl": (BITS, shift("shl")),
     "shr": (f"[bsu]{SIZE}", shift("shr")),
     "popc": ("b32", integers("__builtin_popcount", ["b32"])),
