@@ -6,8 +6,6 @@
 #include <sys/mman.h>
 
 #include <algorithm>
-#include <cstdio>
-#include <cstdlib>
 #include <cstring>
 #include <map>
 
@@ -74,7 +72,7 @@ Clock clock_;
 uint32_t block_serial, first_block;  // this block; the first of the launch
 
 struct Memory {
-  const void* begin;
+  const char* begin;
   size_t bytes;
 };
 struct {
@@ -100,19 +98,15 @@ bool is_builtin(uintptr_t address) {
 }
 // A kernel's static variables are its shared memory. They are among those of the program, or of the shared library,
 // that this file is linked into: its segment that can be written.
-struct Statics {
-  const char* begin = nullptr;
-  size_t bytes = 0;
-};
-const Statics statics = [] {
-  Statics mine;
+const Memory statics = [] {
+  Memory mine = {};
   const auto look = [](dl_phdr_info* module, size_t, void* found) {
     for (int i = 0; i < module->dlpi_phnum; i++) {
       const ElfW(Phdr)& segment = module->dlpi_phdr[i];
       const char* const begin = reinterpret_cast<const char*>(module->dlpi_addr + segment.p_vaddr);
       if (segment.p_type != PT_LOAD || !(segment.p_flags & PF_W)) continue;
       if (within(uintptr_t(&block_serial), begin, segment.p_memsz))
-        *static_cast<Statics*>(found) = {begin, segment.p_memsz};
+        *static_cast<Memory*>(found) = {begin, segment.p_memsz};
     }
     return 0;
   };
@@ -267,7 +261,7 @@ void block_begins() {
 }
 
 void runs(unsigned thread, const void* stack, size_t stack_bytes) {
-  current = {thread, {stack, stack_bytes}};
+  current = {thread, {static_cast<const char*>(stack), stack_bytes}};
   record(true);
 }
 
