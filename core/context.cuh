@@ -91,11 +91,7 @@ class Context {
   }
   // Does the engine round factors to TF32?
   bool tf32() const {
-#ifdef __CUDACC__
     return cublas_ && cublas_->tf32;
-#else
-    return false;
-#endif
   }
   // Bytes that the engine holds on the device.
   size_t matmul_engine_bytes() const {

@@ -38,8 +38,9 @@ struct Cublas {
   std::map<Shape, std::optional<cublasLtMatmulAlgo_t>> algorithms;  // nothing where the library has none
 };
 #else
-struct Cublas {
-  explicit Cublas(bool) {}  // never made: there is no GPU in this build
+struct Cublas {  // never made: there is no GPU in this build
+  explicit Cublas(bool tf32) : tf32(tf32) {}
+  const bool tf32;
 };
 #endif
 

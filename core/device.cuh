@@ -97,7 +97,7 @@ inline size_t host_memory_held() {
 }
 
 // Whose memory that is, for processes that may share it: this host's or, of a GPU, that GPU's, wherever it is.
-inline std::string memory_name(Device device) {
+inline std::string memory_name([[maybe_unused]] Device device) {
 #ifdef __CUDACC__
   if (device == Device::cuda) {
     int id = 0;
@@ -107,7 +107,6 @@ inline std::string memory_name(Device device) {
     return std::string(properties.uuid.bytes, sizeof properties.uuid.bytes);
   }
 #endif
-  (void)device;
   char host[256] = {};
   gethostname(host, sizeof host - 1);
   return host;
@@ -230,7 +229,6 @@ class Buffer {
       return;
     }
 #endif
-    (void)device;
     memcpy(dst, src, n * sizeof(T));
   }
   static void copy_to_host(Device device, T* dst, const T* src, size_t n) {
@@ -242,7 +240,6 @@ class Buffer {
       return;
     }
 #endif
-    (void)device;
     memcpy(dst, src, n * sizeof(T));
   }
 

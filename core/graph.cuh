@@ -115,13 +115,6 @@ class LaunchGraph {
   void repeat(Piece piece) {
     CUDA_CHECK(cudaGraphLaunch(piece, ctx_.stream));
   }
-  void forget() {
-    if (!pieces_.empty()) cudaStreamSynchronize(ctx_.stream);  // they may still run
-    for (const Piece piece : pieces_) cudaGraphExecDestroy(piece);
-    pieces_.clear();
-    calls_.clear();
-    recorded_ = false;
-  }
 #else
   using Piece = Record;
   void begin_piece() {
@@ -136,12 +129,16 @@ class LaunchGraph {
   void repeat(const Piece& piece) {
     piece.repeat();
   }
+#endif
   void forget() {
+#ifdef __CUDACC__
+    if (!pieces_.empty()) cudaStreamSynchronize(ctx_.stream);  // they may still run
+    for (const Piece piece : pieces_) cudaGraphExecDestroy(piece);
+#endif
     pieces_.clear();
     calls_.clear();
     recorded_ = false;
   }
-#endif
 
   std::vector<Piece> pieces_;
   std::vector<std::function<void()>> calls_;  // behind each piece but the last
