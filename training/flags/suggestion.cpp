@@ -1,52 +1,34 @@
 #include "training/flags/suggestion.h"
 
 #include <algorithm>
-#include <map>
 
 namespace gated {
 
-// What hands that know other trainers type, and what it is here.
-static const std::map<std::string, const char*> names_elsewhere = {{"--learning-rate", "--lr"},
-                                                                   {"--batch-size", "--batch"},
-                                                                   {"--epochs", "--steps"},
-                                                                   {"--num-epochs", "--steps"},
-                                                                   {"--num-train-epochs", "--steps"},
-                                                                   {"--max-steps", "--steps"},
-                                                                   {"--max-iters", "--steps"},
-                                                                   {"--iterations", "--steps"},
-                                                                   {"--warmup-steps", "--warmup"},
-                                                                   {"--warmup-iters", "--warmup"},
-                                                                   {"--block-size", "--context"},
-                                                                   {"--seq-len", "--context"},
-                                                                   {"--sequence-length", "--context"},
-                                                                   {"--n-layer", "--layers"},
-                                                                   {"--num-layers", "--layers"},
-                                                                   {"--n-head", "--heads"},
-                                                                   {"--num-heads", "--heads"},
-                                                                   {"--n-embd", "--hidden"},
-                                                                   {"--d-model", "--hidden"},
-                                                                   {"--hidden-size", "--hidden"},
-                                                                   {"--grad-clip", "--clip"},
-                                                                   {"--max-grad-norm", "--clip"},
-                                                                   {"--gradient-accumulation-steps", "--micro-batches"},
-                                                                   {"--grad-accum", "--micro-batches"},
-                                                                   {"--dtype", "--precision"},
-                                                                   {"--out-dir", "--out"},
-                                                                   {"--output-dir", "--out"},
-                                                                   {"--save-steps", "--save-every"},
-                                                                   {"--eval-interval", "--val-every"},
-                                                                   {"--eval-steps", "--val-every"},
-                                                                   {"--init-from", "--from"},
-                                                                   {"--checkpoint", "--from"},
-                                                                   {"--vocab-size", "--vocab"},
-                                                                   {"--max-new-tokens", "--tokens"},
-                                                                   {"--num-samples", "--samples"},
-                                                                   {"--dataset", "--data"},
-                                                                   // values
-                                                                   {"gpu", "cuda"},
-                                                                   {"bfloat16", "bf16"},
-                                                                   {"float32", "fp32"},
-                                                                   {"float", "fp32"}};
+// What it is here, and what hands that know other trainers type for it.
+static const std::pair<const char*, std::vector<std::string>> names_elsewhere[] = {
+    {"--lr", {"--learning-rate"}},
+    {"--batch", {"--batch-size"}},
+    {"--steps", {"--epochs", "--num-epochs", "--num-train-epochs", "--max-steps", "--max-iters", "--iterations"}},
+    {"--warmup", {"--warmup-steps", "--warmup-iters"}},
+    {"--context", {"--block-size", "--seq-len", "--sequence-length"}},
+    {"--layers", {"--n-layer", "--num-layers"}},
+    {"--heads", {"--n-head", "--num-heads"}},
+    {"--hidden", {"--n-embd", "--d-model", "--hidden-size"}},
+    {"--clip", {"--grad-clip", "--max-grad-norm"}},
+    {"--micro-batches", {"--gradient-accumulation-steps", "--grad-accum"}},
+    {"--precision", {"--dtype"}},
+    {"--out", {"--out-dir", "--output-dir"}},
+    {"--save-every", {"--save-steps"}},
+    {"--val-every", {"--eval-interval", "--eval-steps"}},
+    {"--from", {"--init-from", "--checkpoint"}},
+    {"--vocab", {"--vocab-size"}},
+    {"--tokens", {"--max-new-tokens"}},
+    {"--samples", {"--num-samples"}},
+    {"--data", {"--dataset"}},
+    // values
+    {"cuda", {"gpu"}},
+    {"bf16", {"bfloat16"}},
+    {"fp32", {"float32", "float"}}};
 
 // What it takes to make b of a, no letter touched twice: 2 to put one in, to take one out or to change one, 1 to swap
 // one with its neighbour (Damerau 1964, with weights: fingers swap more often than they miss).
@@ -67,7 +49,8 @@ static size_t edit_distance(const std::string& a, const std::string& b) {
 std::string suggestion(std::string typed, const std::vector<std::string>& names) {
   std::replace(typed.begin(), typed.end(), '_', '-');
   std::string meant;
-  if (const auto other = names_elsewhere.find(typed); other != names_elsewhere.end()) meant = other->second;
+  for (const auto& [here, elsewhere] : names_elsewhere)
+    if (std::find(elsewhere.begin(), elsewhere.end(), typed) != elsewhere.end()) meant = here;
   if (std::find(names.begin(), names.end(), meant) == names.end()) {
     meant.clear();
     // (the dashes are no part of what was meant)
