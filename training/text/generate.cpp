@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <charconv>
 #include <cstdio>
+#include <sstream>
 
 #include "core/clock.h"
 #include "dataloader/loader.h"
@@ -80,16 +81,14 @@ std::vector<int> prompt_tokens(const Config& c, const Tokenizer* tokenizer) {
             c.model.vocab);
     for (const unsigned char byte : c.prompt) tokens.push_back(byte);
   }
-  for (size_t begin = 0; begin < c.prompt_ids.size();) {
-    const size_t end = std::min(c.prompt_ids.find(',', begin), c.prompt_ids.size());
-    const std::string word = c.prompt_ids.substr(begin, end - begin);
+  std::istringstream ids(c.prompt_ids.empty() ? "" : c.prompt_ids + ",");
+  for (std::string word; std::getline(ids, word, ',');) {
     size_t id = 0;
     const auto read = std::from_chars(word.data(), word.data() + word.size(), id);
     require(read.ec == std::errc{} && read.ptr == word.data() + word.size() && id < c.model.vocab,
             "--prompt-tokens: token %zu is \"%.20s\", expected a number from 0 to %zu", tokens.size(), word.c_str(),
             c.model.vocab - 1);
     tokens.push_back(int(id));
-    begin = end + 1;
   }
   require(!tokens.empty(),
           "--generate: the prompt is empty: give --prompt=TEXT or --prompt-tokens=IDS, at least one token");
@@ -105,10 +104,6 @@ void TokenPrinter::add(int token) {
     open_ += format(bytes_ ? "<%d>" : first_ ? "%d" : " %d", token);
   first_ = false;
   print_open(false);
-}
-
-void TokenPrinter::end() {
-  print_open(true);
 }
 
 // What is whole; with `all` also the beginning of a character whose end has not come.

@@ -42,7 +42,7 @@ class TokenPrinter {
   TokenPrinter(bool bytes, std::function<void(const std::string&)> print, const Tokenizer* tokenizer = nullptr)
       : bytes_(bytes), print_(std::move(print)), tokenizer_(tokenizer) {}
   void add(int token);
-  void end();  // what is still open is printed as it is
+  void end() { print_open(true); }  // what is still open is printed as it is
 
  private:
   void print_open(bool all);
