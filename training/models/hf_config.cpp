@@ -138,8 +138,7 @@ const Row& row_of(const std::string& file, const Keys& keys) {
     if (type != row.model_type) continue;
     if (!keys.has("architectures")) return row;
     const std::vector<std::string> names = keys.texts("architectures");
-    for (const std::string& name : names)
-      if (name == row.class_name) return row;
+    if (std::find(names.begin(), names.end(), row.class_name) != names.end()) return row;
     keys.refuse("architectures", format("[\"%s\"]", row.class_name));
   }
   fail("%s: \"model_type\" is %s, expected one of %s", file.c_str(), type.empty() ? "not there" : quote(type).c_str(),

@@ -35,7 +35,6 @@ constexpr const char* modeling_code =
 
 constexpr size_t config_depth = 16, longest_config = size_t{1} << 24;  // bytes
 
-// Offsets by name.
 std::map<std::string, const Parameter*> by_name(const std::vector<Parameter>& list) {
   std::map<std::string, const Parameter*> found;
   for (const Parameter& p : list) found[p.name] = &p;
@@ -61,14 +60,12 @@ class HfSource final : public ModelSource {
   // The configuration at `path`; weights of the folder where there is one.
   HfSource(const std::string& path, const std::string& folder)
       : path_(path), model_(read_hf_config(path, read_json_file(path, config_depth, longest_config))) {
-    for (const std::string& flag : model_.flags)
-      if (flag.starts_with("--context=")) context_ = std::stoull(flag.substr(10));
     if (!folder.empty()) path_ = folder, weights_.emplace(folder);
   }
 
   const std::string& path() const override { return path_; }
   const std::vector<std::string>& flags() const override { return model_.flags; }
-  size_t context() const override { return context_; }
+  size_t context() const override { return config_of_words(model_.flags).model.context; }
   bool has_weights() const override { return weights_.has_value(); }
   bool gives_first_positions() const override { return true; }
 
@@ -152,7 +149,6 @@ class HfSource final : public ModelSource {
 
   std::string path_;
   HfModel model_;
-  size_t context_ = 0;
   std::optional<HfWeights> weights_;
 };
 

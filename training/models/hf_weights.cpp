@@ -48,7 +48,7 @@ HfWeights::HfWeights(const std::string& folder) : folder_(folder) {
     add(folder + "/" + name);
     const size_t here = files_.back().header().tensors.size();
     for (const std::string& tensor : tensors)
-      require(has(tensor) && place(tensor).file + 1 == files_.size(), "%s: tensor %s is not in %s", index.c_str(),
+      require(has(tensor) && &file(tensor) == &files_.back(), "%s: tensor %s is not in %s", index.c_str(),
               quote(tensor).c_str(), name.c_str());
     require(here == tensors.size(), "%s: %s holds %zu tensors, of which the index names %zu", index.c_str(),
             name.c_str(), here, tensors.size());
@@ -58,36 +58,22 @@ HfWeights::HfWeights(const std::string& folder) : folder_(folder) {
 void HfWeights::add(const std::string& path) {
   files_.emplace_back(path);
   for (const auto& [name, entry] : files_.back().header().tensors) {
-    const auto [at, is_new] = places_.emplace(name, Place{files_.size() - 1, entry});
-    require(is_new, "%s: tensor %s is in %s too", path.c_str(), quote(name).c_str(),
-            files_[at->second.file].path().c_str());
+    const auto [at, is_new] = places_.emplace(name, files_.size() - 1);
+    require(is_new, "%s: tensor %s is in %s too", path.c_str(), quote(name).c_str(), files_[at->second].path().c_str());
   }
 }
 
 std::vector<std::string> HfWeights::names() const {
   std::vector<std::string> names;
-  for (const auto& [name, place] : places_) names.push_back(name);
+  for (const auto& [name, file] : places_) names.push_back(name);
   return names;
 }
 
-const HfWeights::Place& HfWeights::place(const std::string& name) const {
+const SafetensorsFile& HfWeights::file(const std::string& name) const {
   const auto found = places_.find(name);
   require(found != places_.end(), "%s: no tensor %s among the %zu it holds", folder_.c_str(), quote(name).c_str(),
           places_.size());
-  return found->second;
-}
-
-const std::string& HfWeights::file_of(const std::string& name) const {
-  return files_[place(name).file].path();
-}
-
-const TensorEntry& HfWeights::entry(const std::string& name) const {
-  return place(name).entry;
-}
-
-void HfWeights::read(const std::string& name, float* dst) const {
-  const Place& at = place(name);
-  files_[at.file].read_floats(name, at.entry, dst);
+  return files_[found->second];
 }
 
 }  // namespace gated

@@ -26,22 +26,18 @@ class HfWeights {
   bool has(const std::string& name) const { return places_.contains(name); }
   std::vector<std::string> names() const;
   // The file that a tensor is in, and what the file says of it. Refuses a name that is in none.
-  const std::string& file_of(const std::string& name) const;
-  const TensorEntry& entry(const std::string& name) const;
+  const std::string& file_of(const std::string& name) const { return file(name).path(); }
+  const TensorEntry& entry(const std::string& name) const { return file(name).header().tensors.at(name); }
   // All of it in fp32.
-  void read(const std::string& name, float* dst) const;
+  void read(const std::string& name, float* dst) const { file(name).read_floats(name, entry(name), dst); }
 
  private:
-  struct Place {
-    size_t file;
-    TensorEntry entry;
-  };
-  const Place& place(const std::string& name) const;
+  const SafetensorsFile& file(const std::string& name) const;
   void add(const std::string& path);
 
   std::string folder_;
   std::vector<SafetensorsFile> files_;
-  std::map<std::string, Place> places_;
+  std::map<std::string, size_t> places_;  // of a tensor, among the files
 };
 
 }  // namespace gated
