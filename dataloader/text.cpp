@@ -100,18 +100,12 @@ std::vector<std::string> source_files(const std::string& root) {
 
 // ---- printing samples
 
-// How many bytes at the front are one printable character, 0 if none. Control characters other than newline and tab are
-// not printable.
-static size_t printable_prefix(std::string_view bytes) {
-  const Utf8Character c = utf8_front(bytes);
-  const bool control = c.code < 0x20 || (c.code >= 0x7f && c.code < 0xa0);
-  return control && c.code != '\n' && c.code != '\t' ? 0 : c.length;
-}
-
 std::string printable(std::string_view bytes) {
   std::string out;
   while (!bytes.empty()) {
-    const size_t length = printable_prefix(bytes);
+    const Utf8Character c = utf8_front(bytes);
+    const bool control = c.code < 0x20 || (c.code >= 0x7f && c.code < 0xa0);
+    const size_t length = control && c.code != '\n' && c.code != '\t' ? 0 : c.length;
     if (length > 0)
       out += bytes.substr(0, length);
     else

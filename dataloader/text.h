@@ -5,7 +5,6 @@
 // order), with a newline put between two of them when the first does not end in one.
 // tests/test_dataloader.cpp
 #pragma once
-#include <span>
 #include <string>
 #include <string_view>
 #include <vector>

@@ -2,10 +2,9 @@
 // A TokenStream is a numbered set of sequences of T+1 tokens: T inputs and, one step on, T targets.
 // A Corpus is one long row of tokens, of which sequence i is the window [iT, iT+T]: neighbours share one
 // token, so every token but the first is a target exactly once (the tail short of T is left out).
-// Everything is const and without hidden state: any thread may read any sequence at any time.
+// A sequence depends on its number alone. One thread reads at a time: files of shards are opened and closed meanwhile.
 // tests/test_dataloader.cpp
 #pragma once
-#include <cmath>
 #include <cstddef>
 #include <cstdint>
 #include <memory>

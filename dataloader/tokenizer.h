@@ -8,7 +8,6 @@
 // --tokenizer | tests/test_tokenizer.cpp, tests/fuzz_tokenizer.cpp, scripts/tokenize.py
 #pragma once
 #include <memory>
-#include <optional>
 #include <span>
 #include <string>
 #include <string_view>

@@ -10,10 +10,10 @@ namespace gated {
 // 1234567 as 1,234,567.
 std::string with_commas(size_t n);
 
-// Everything about the model of `config` at its batch and context, as text.
 // The model that --from names: where it is, and the flags that it comes to.
 std::string source_text(Config& config, size_t width);
 
+// Everything about the model of `config` at its batch and context, as text.
 std::string describe(const Config& config);
 
 }  // namespace gated

@@ -300,10 +300,8 @@ Measures::Residual Meter::residual() const {
       at_top.add(weights[top] * double(weights.size()) / std::accumulate(weights.begin(), weights.end(), 0.0));
     r.weight_at_top_by_layer.push_back(at_top.value());
   }
-  std::vector<size_t>& dimensions = r.sink_dimensions;
-  for (size_t c = 0; c < sinks.size(); c++)
-    if (sinks[c]) dimensions.push_back(c);
-  std::stable_sort(dimensions.begin(), dimensions.end(), [&](size_t a, size_t b) { return size[a] > size[b]; });
+  for (const size_t c : ordered)
+    if (sinks[c]) r.sink_dimensions.push_back(c);
   return r;
 }
 
