@@ -8,6 +8,7 @@
 #include <cerrno>
 #include <cstring>
 #include <filesystem>
+#include <sstream>
 
 #include "core/check.h"
 
@@ -83,14 +84,12 @@ std::string read_file(const std::string& path) {
 
 static std::vector<std::string> listed_paths(const std::string& list) {
   require(!list.empty(), "@: expected @FILE, a file that names a path a line");
-  const std::string text = read_file(list);
+  std::istringstream lines(read_file(list));
   std::vector<std::string> paths;
-  for (std::string_view rest = text; !rest.empty();) {
-    std::string_view line = rest.substr(0, rest.find('\n'));
-    rest.remove_prefix(std::min(line.size() + 1, rest.size()));
-    while (!line.empty() && std::strchr(" \t\r", line.back())) line.remove_suffix(1);
+  for (std::string line; std::getline(lines, line);) {
     require(line.find('\0') == line.npos, "%s: has NUL bytes: not a list of paths", list.c_str());
-    if (!line.empty()) paths.emplace_back(line);
+    line.erase(line.find_last_not_of(" \t\r") + 1);
+    if (!line.empty()) paths.push_back(line);
   }
   require(!paths.empty(), "%s: names no file, expected a path a line", list.c_str());
   return paths;
@@ -115,14 +114,10 @@ std::vector<std::string> named_paths(const std::string& spec) {
     const std::string item = spec.substr(begin, spec.find(',', begin) - begin);
     begin += item.size() + 1;
     require(!item.empty(), "data \"%s\": an empty path", spec.c_str());
-    std::vector<std::string> more;
-    if (item[0] == '@') {
-      more = listed_paths(item.substr(1));
-    } else if (item.find_first_of("*?[") != item.npos) {
-      more = matching_paths(item);
-    } else {
-      more = {item};
-    }
+    const bool is_pattern = item.find_first_of("*?[") != item.npos;
+    const std::vector<std::string> more = item[0] == '@' ? listed_paths(item.substr(1))
+                                          : is_pattern   ? matching_paths(item)
+                                                         : std::vector{item};
     paths.insert(paths.end(), more.begin(), more.end());
   }
   return paths;

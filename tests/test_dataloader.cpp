@@ -248,6 +248,7 @@ TEST_CASE_METHOD(Folder, "text: list files, patterns and their refusals", "[data
   CHECK_REFUSED(text_of(path / "absent"), "absent", "No such file");
   CHECK_REFUSED(text_of("@" + write("blank", " \n\n")), "blank", "names no file");
   CHECK_REFUSED(text_of("@" + write("nul", std::string("a\0b", 3))), "nul", "NUL");
+  CHECK_REFUSED(text_of("@" + write("nul at the end", a + std::string(1, '\0'))), "nul", "NUL");
   CHECK_REFUSED(text_of("@" + write("bad", a + "\n" + (*this / "gone"))), "gone", "No such file");
   CHECK_REFUSED(text_of("@"), "@: expected @FILE");
   CHECK_REFUSED(text_of(a + ",@"), "@: expected @FILE");
