@@ -328,14 +328,6 @@ def leave(k, parts, operands):
     return "return;"
 
 
-def integers(function, kinds):
-    """A function of thread.h; the type of each operand."""
-    def handler(k, parts, operands):
-        values = ", ".join(k.read(operand, kind) for operand, kind in zip(operands[1:], kinds, strict=True))
-        return k.write(operands[0], f"{function}({values})", "b32")
-    return handler
-
-
 def bfi(k, parts, operands):
     kind, (d, a, b, *places) = parts[-1], operands
     values = [k.read(a, kind), k.read(b, kind), *(k.read(place, "u32") for place in places)]
@@ -372,11 +364,11 @@ INSTRUCTIONS = {
     "xor": (f"pred|{BITS}", of_one_type(2, "{} ^ {}")),
     "shl": (BITS, shift("shl")),
     "shr": (f"[bsu]{SIZE}", shift("shr")),
-    "popc": ("b32", integers("__builtin_popcount", ["b32"])),
-    "brev": ("b32", integers("brev", ["b32"])),
+    "popc": ("b32", of_one_type(1, "__builtin_popcount({})")),
+    "brev": ("b32", of_one_type(1, "brev({})")),
     "bfi": ("b(32|64)", bfi),
-    "bfind": ("shiftamt.u32", integers("bfind_shiftamt", ["b32"])),
-    "prmt": ("b32", integers("prmt", ["b32", "b32", "b32"])),
+    "bfind": ("shiftamt.u32", of_one_type(1, "bfind_shiftamt({})")),
+    "prmt": ("b32", of_one_type(3, "prmt({}, {}, {})")),
     "setp": (f"(eq|ne).[bsu]{SIZE}|(lt|le|gt|ge).{INTEGER}|(lo|ls|hi|hs).u{SIZE}|((eq|ne|lt|le|gt|ge)u?|num|nan).f32",
              setp),
     "selp": (f"f32|[bsu]{SIZE}", selp),
