@@ -30,7 +30,7 @@ Config small_config(const std::string& flags) {
 void write_model(const std::string& folder, const Config& c, const Model& model) {
   const std::vector<float> flat = fixture_weights(model);
   export_hf_folder(
-      folder, c, model.weights.list(), [&](float* to) { std::copy(flat.begin(), flat.end(), to); }, false);
+      folder, c, [&](float* to) { std::copy(flat.begin(), flat.end(), to); }, false);
 }
 
 }  // namespace

@@ -246,14 +246,14 @@ class NewFolder {
 
 }  // namespace
 
-std::string export_hf_folder(const std::string& folder, const Config& config, const std::vector<Parameter>& list,
-                             const std::function<void(float*)>& read, bool rounded_to_bf16,
-                             const std::optional<std::string>& tokenizer) {
+std::string export_hf_folder(const std::string& folder, const Config& config, const std::function<void(float*)>& read,
+                             bool rounded_to_bf16, const std::optional<std::string>& tokenizer) {
   HfConfig written = write_hf_config(config);
   const std::vector<HfTensor> tensors = hf_tensors(written.architecture, config.model);
   const CatchInterrupts catching;  // so that an export that is ended leaves no unfinished folder
   NewFolder out(folder);
-  std::vector<float> flat(Model(config.model).weights.flat_size());
+  const Model model(config.model);
+  std::vector<float> flat(model.weights.flat_size());
   read(flat.data());
 
   std::vector<TensorForm> forms;
@@ -261,7 +261,7 @@ std::string export_hf_folder(const std::string& folder, const Config& config, co
   const std::string path = out / "model.safetensors", header = safetensors_header(path, forms, {{"format", "pt"}});
   AtomicFile file(path);
   file.write(header.data(), header.size());
-  const auto ours = by_name(list);
+  const auto ours = by_name(model.weights.list());
   std::vector<float> values;
   std::vector<uint16_t> rounded(rounded_to_bf16 ? size_t{1} << 19 : 0);  // 1 MiB at a time
   for (const HfTensor& t : tensors) {
@@ -295,9 +295,8 @@ void export_model(const Config& config) {
   config.source->require_fit(config.model);
   const Model model(config.model);
   const std::string note = export_hf_folder(
-      config.export_folder, config, model.weights.list(),
-      [&](float* flat) { config.source->read(config.model, model.weights.list(), flat); }, config.export_bf16,
-      tokenizer);
+      config.export_folder, config, [&](float* flat) { config.source->read(config.model, model.weights.list(), flat); },
+      config.export_bf16, tokenizer);
   printf("wrote %s: config.json, and %zu parameters in %s in model.safetensors\n", config.export_folder.c_str(),
          model.weights.total(), config.export_bf16 ? "BF16" : "F32");
   if (!note.empty()) printf("note: %s\n", note.c_str());

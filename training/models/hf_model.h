@@ -22,9 +22,8 @@ std::shared_ptr<const ModelSource> open_hf_config(const std::string& path);
 // folder that is not there yet, or empty: config.json, model.safetensors, in fp32 or rounded to BF16, the text of a
 // tokenizer.json, and the model's code where transformers has none (training/models/modeling_gated.py). What cannot be
 // written leaves nothing behind. Returns what the user has to know, or nothing.
-std::string export_hf_folder(const std::string& folder, const Config& config, const std::vector<Parameter>& list,
-                             const std::function<void(float*)>& read, bool rounded_to_bf16,
-                             const std::optional<std::string>& tokenizer = {});
+std::string export_hf_folder(const std::string& folder, const Config& config, const std::function<void(float*)>& read,
+                             bool rounded_to_bf16, const std::optional<std::string>& tokenizer = {});
 
 // --export: the model of --from, and a line of what was written.
 void export_model(const Config& config);
