@@ -64,8 +64,7 @@ std::string flag_map_markdown() {
   Config defaults;
   std::string text =
       "# Flags\n\nWritten by `./train --flag-map > docs/flags.md`, and a test holds the two together. `./train --help` "
-      "is the "
-      "short\nlist, `./train --help=norm` says what one flag does.\n";
+      "is the short\nlist, `./train --help=norm` says what one flag does.\n";
   for (const Section& section : sections(defaults)) {
     text += format("\n## %s\n\n", section.heading);
     text += "| flag | default | allowed | meaning |\n|---|---|---|---|\n";

@@ -411,8 +411,7 @@ void list_run_flags(FlagTable& t, Config& c) {
   t.number("--val-batches", c.val_batches, at_least(1), "batches of a validation");
   t.number("--measure-every", c.measure_every, at_least(0),
            "steps between validations that also measure attention, activations and gates "
-           "(training/inspect/measures.h); 0: one at "
-           "the end");
+           "(training/inspect/measures.h); 0: one at the end");
   t.number(
       "--check-ranks-every", c.check_ranks_every, at_least(0),
       "steps between comparisons of the weights that each of several ranks reads: one that has others is named, and "
@@ -507,8 +506,7 @@ void list_inference_flags(FlagTable& t, Config& c) {
       "--evaluate", c.evaluate, "training/evaluate.h",
       "train nothing: validation loss and measures of the newest checkpoint in --out, whose measures.safetensors is "
       "written anew, in another context beside it (training/inspect/arrays.h); --context, --batch and other flags of "
-      "training "
-      "may differ from the run's");
+      "training may differ from the run's");
   t.number("--yarn", c.model.yarn, between(1.0, 1024.0),
            "of --evaluate and --generate: YaRN lets the run read so many times the --context that it was trained with, "
            "which its checkpoint knows (kernels/rope.cu); 1: positions as in training");

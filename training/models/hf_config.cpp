@@ -158,8 +158,7 @@ HfModel read_hf_config(const std::string& file, const json& config) {
   if (keys.has("quantization_config"))
     fail(
         "%s: \"quantization_config\": its weights are quantized, expected F32, BF16 or F16: expand them with "
-        "transformers "
-        "first",
+        "transformers first",
         file.c_str());
   for (const hf_parts::Part& part : row.parts) part.read(keys, model.flags);
   try {
