@@ -286,9 +286,8 @@ int train(Config& config, Device device, const Ranks& ranks) {
   if (!config.tokenizer.empty() || (!config.evaluate && !data.train->is_text())) tokenizer = find_tokenizer(config);
   choose_ffn_width(config);
   if (!config.evaluate) require_ranks_divide(config, ranks);
-  const bool starts_from =
-      config.source && !config.evaluate && !(config.resume && !list_checkpoints(config.out).empty());
-  if (starts_from) config.source->require_fit(config.model);
+  if (config.source && !config.evaluate && !(config.resume && !list_checkpoints(config.out).empty()))
+    config.source->require_fit(config.model);
   const TokenLoader loader(data, {config.batch, config.model.context, config.micro_batches}, config.seed);
 
   require(!config.evaluate || data.val,
@@ -320,8 +319,8 @@ int train(Config& config, Device device, const Ranks& ranks) {
     disk = disk_use(config, trainer.checkpoint_bytes(metadata));
     require_disk(config, *disk);
   }
-  Progress progress(config, data, metadata, trainer, peak,
-                    ctx);   // what may be refused has been: from here on files are deleted
+  // What may be refused has been: from here on files are deleted.
+  Progress progress(config, data, metadata, trainer, peak, ctx);
   if (resumed && writes) {  // one killed in a save has not
     name_best(config.out, progress.lowest_step());
     keep_newest(config.out, trainer.steps_done(), config.keep, config.schedule.stable_until());

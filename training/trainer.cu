@@ -144,19 +144,17 @@ std::optional<StepResult> Trainer::next_result(size_t in_flight) {
                         config.schedule.at(step),
                         routing(sent_routing_[slot].wait()),
                         by_rank_[slot]};
+  const std::string best =
+      lowest_ ? format("the loss was lowest, %.4f, in step %zu at a rate of %.2g: ", double(lowest_->loss),
+                       lowest_->step, double(lowest_->learning_rate))
+              : "";
   require(std::isfinite(r.loss) && std::isfinite(r.gradient_norm),
           "step %zu: the loss is %g and the gradient norm %g: training has diverged; %slower --lr (now %g at its peak) "
           "or lengthen --warmup. Step %zu is the last that moved the weights",
-          step, double(r.loss), double(std::fabs(r.gradient_norm)), best_rate_text().c_str(),
-          double(config.schedule.peak), step - 1);
+          step, double(r.loss), double(std::fabs(r.gradient_norm)), best.c_str(), double(config.schedule.peak),
+          step - 1);
   if (!lowest_ || r.loss < lowest_->loss) lowest_ = r;
   return r;
-}
-
-std::string Trainer::best_rate_text() const {
-  return lowest_ ? format("the loss was lowest, %.4f, in step %zu at a rate of %.2g: ", double(lowest_->loss),
-                          lowest_->step, double(lowest_->learning_rate))
-                 : "";
 }
 
 std::optional<Routing> Trainer::routing(const float* reports) const {

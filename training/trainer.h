@@ -114,7 +114,6 @@ class Trainer {
   void set_weights(const std::function<void(float* whole)>& fill);
   void gather_reports();
   std::optional<Routing> routing(const float* reports) const;
-  std::string best_rate_text() const;
   std::vector<TensorForm> saved_tensors() const;
 
   const TokenLoader& loader_;

@@ -91,9 +91,6 @@ std::vector<std::string> flags_of_run(const std::string& path, RunMetadata metad
 static bool names_data(const std::string& key) {
   return key == "data" || key == "flag--data" || key == "flag--val-data" || key == "flag--val-fraction";
 }
-static bool hashes_data(const std::string& key) {
-  return key.starts_with("hash");
-}
 
 // Flags of the learning rate: what counts of them is the rate of every step that is done.
 static bool is_of_schedule(const std::string& flag) {
@@ -142,7 +139,7 @@ void require_same_run(const std::string& path, RunMetadata then, const RunMetada
     if (value.empty()) value = f.get();
   }
   for (const auto& [key, value] : now)
-    if (!key.starts_with("flag")) (hashes_data(key) ? hashes : flags).push_back(key);
+    if (!key.starts_with("flag")) (key.starts_with("hash") ? hashes : flags).push_back(key);
   const bool has_hashes = then.contains("hash--data");
   const bool same_rates =
       now.contains("flag--lr") && steps_in_common(schedule_of(then), schedule_of(now)) >= steps_behind(then);
