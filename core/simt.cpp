@@ -575,6 +575,7 @@ class SharedMemory {
     block.static_arrays.clear();
     if (const size_t all = ranks * block.shared_pitch; all > capacity) {
       free(block.shared);
+      capacity = 0;  // (where there is no memory for more)
       block.shared = static_cast<unsigned char*>(aligned_alloc(1024, all));
       require(block.shared, "simt: no memory for %zu bytes of dynamic shared memory", all);
       capacity = all;
