@@ -472,7 +472,7 @@ __global__ void __launch_bounds__(attention_wgmma::threads, 1)
 static bool are_for(const AttentionShape& s, std::initializer_list<TmaMatrix> matrices, Context& ctx) {
   using namespace attention_wgmma;
   if ((s.D != 64 && s.D != 128 && s.D != 256) || s.T % block > 0 || s.B * s.T == 0 || !runs_wgmma(ctx)) return false;
-  if (std::max(s.B * s.T, s.B * s.H * s.T) > tma_most_coordinate) return false;
+  if (s.B * s.H * s.T > tma_most_coordinate) return false;
   for (const TmaMatrix& m : matrices)
     if (tma_refuses(m)) return false;
   return true;
