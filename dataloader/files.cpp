@@ -108,11 +108,16 @@ static std::vector<std::string> matching_paths(const std::string& pattern) {
   return paths;
 }
 
+std::vector<std::string> between_commas(const std::string& list) {
+  std::istringstream in(list + ",");
+  std::vector<std::string> words;
+  for (std::string word; std::getline(in, word, ',');) words.push_back(word);
+  return words;
+}
+
 std::vector<std::string> named_paths(const std::string& spec) {
   std::vector<std::string> paths;
-  for (size_t begin = 0; begin <= spec.size();) {
-    const std::string item = spec.substr(begin, spec.find(',', begin) - begin);
-    begin += item.size() + 1;
+  for (const std::string& item : between_commas(spec)) {
     require(!item.empty(), "data \"%s\": an empty path", spec.c_str());
     const bool is_pattern = item.find_first_of("*?[") != item.npos;
     const std::vector<std::string> more = item[0] == '@' ? listed_paths(item.substr(1))

@@ -60,6 +60,9 @@ std::string read_file(const std::string& path);
 
 // ---- which files
 
+// The words of a list, as a flag has it: one more than it has commas, each of which may be empty.
+std::vector<std::string> between_commas(const std::string& list);
+
 // The files of a --data string, in its order. Refuses a string that names none.
 std::vector<std::string> named_paths(const std::string& spec);
 

@@ -2,8 +2,8 @@
 #include "training/flags/flags.h"
 
 #include <map>
-#include <sstream>
 
+#include "dataloader/files.h"
 #include "kernels/dispatch.h"
 #include "training/flags/flag_table.h"
 #include "training/flags/presets.h"
@@ -110,9 +110,7 @@ const ScalingName scaling_names[] = {{"linear", RopeScaling::Kind::linear, 32, t
                                      {"yarn-unrounded", RopeScaling::Kind::yarn, 32, false}};
 
 RopeScaling read_rope_scaling(const std::string& text) {
-  std::vector<std::string> words;
-  std::istringstream in(text + ",");
-  for (std::string word; std::getline(in, word, ',');) words.push_back(word);
+  const std::vector<std::string> words = between_commas(text);
   if (text == "none") return {};
   const char* const flag = "--rope-scaling";
   for (const ScalingName& name : scaling_names) {

@@ -5,9 +5,9 @@
 #include <algorithm>
 #include <charconv>
 #include <cstdio>
-#include <sstream>
 
 #include "core/clock.h"
+#include "dataloader/files.h"
 #include "dataloader/loader.h"
 #include "dataloader/text.h"
 #include "dataloader/utf8.h"
@@ -81,8 +81,8 @@ std::vector<int> prompt_tokens(const Config& c, const Tokenizer* tokenizer) {
             c.model.vocab);
     for (const unsigned char byte : c.prompt) tokens.push_back(byte);
   }
-  std::istringstream ids(c.prompt_ids.empty() ? "" : c.prompt_ids + ",");
-  for (std::string word; std::getline(ids, word, ',');) {
+  const std::vector<std::string> ids = c.prompt_ids.empty() ? std::vector<std::string>{} : between_commas(c.prompt_ids);
+  for (const std::string& word : ids) {
     size_t id = 0;
     const auto read = std::from_chars(word.data(), word.data() + word.size(), id);
     require(read.ec == std::errc{} && read.ptr == word.data() + word.size() && id < c.model.vocab,
