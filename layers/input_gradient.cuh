@@ -1,8 +1,8 @@
-// dx (N,in) = sum over some linear layers that read one x of dy W, or dx + that.
+// input_gradient: dx (N,in) of an x that several linear layers read: the sum of their dy W, or dx + that.
 // With experts (layers/grouped_linear.cuh) each row's W is that of its expert.
 // In fp32 each product is added when it comes. Of bf16 they are one product, in the order in which they come, and dx is
 // rounded once: finish() makes it, and every dy must stay until then.
-// tests/test_model.cpp
+// tests/test_model.cpp, tests/test_bf16.cpp
 #pragma once
 #include "kernels/grouped_matmul.h"
 #include "kernels/matmul.h"
@@ -21,7 +21,7 @@ class InputGradient {
       : dx_(dx), accumulate_(accumulate), row_start_(row_start), s_(s), ctx_(ctx) {}
   InputGradient(const InputGradient&) = delete;
 
-  // dx += dy W, of dy (N,out) and W (out,in).
+  // dx += dy W, of dy (N,out) and W (out,in), with experts (E,out,in).
   void add(ConstReals dy, const Weight& weight, size_t out) {
     if (dy.storage() == Storage::bf16) {
       require(count_ < most_factors, "linear: more than %zu layers read one x", most_factors);

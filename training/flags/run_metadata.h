@@ -36,6 +36,7 @@ size_t trained_context(const RunMetadata& metadata);
 // Refuses to go on with the checkpoint at `path`, which remembers `then`, where a flag or the content of the data has
 // changed. Where the data lies may change. A checkpoint from before there were hashes is held to the data's path and
 // size; a flag that is younger than the checkpoint was at its default.
+// evaluates: the refusal says what --evaluate can do instead.
 void require_same_run(const std::string& path, RunMetadata then, const RunMetadata& now, bool evaluates = false);
 
 // The newest checkpoint of --out, which is of a run with this metadata. Nothing where there is none. With
