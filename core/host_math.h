@@ -69,14 +69,14 @@ inline double exp_sum(double x, double low) {
 // x = 2^k (1+f) with 1+f in [sqrt(1/2), sqrt(2)); s = f/(2+f) gives log(1+f) = 2 atanh(s) = 2s + s R(s^2),
 // R(z) = 2z/3 + 2z^2/5 + ...; since 2s = f - s f and s f = f^2/2 - s f^2/2, it is f - f^2/2 + s (f^2/2 + R),
 // where the only large term, f, carries no rounding error.
-// (Compiled into its callers: of copies in many files the linker takes one, and in some of these std::fma is a call of
-// the C library. A model's first weights are such logarithms.)
+// (Compiled into its callers, as sin_cos() is: a loop over many, as of a model's first weights, then takes a vector of
+// them at a time, and has std::fma as an instruction even if another file has it as a call of the C library.)
 [[gnu::always_inline]] inline DoubleDouble log_sum(double x) {
   const bool tiny = x < 0x1p-1022;
   const uint64_t bits = double_bits(tiny ? x * 0x1p+54 : x);
   const int64_t k = int64_t(bits - double_bits(0x1.6a09e667f3bcdp-1)) >> 52;
   const double f = bits_double(bits - (uint64_t(k) << 52)) - 1.0;
-  const double n = double(k - (tiny ? 54 : 0));
+  const double n = double(int32_t(k) - (tiny ? 54 : 0));
   const double s = f / (2.0 + f), z = s * s, half_square = 0.5 * f * f;
   const double series = horner(z, 2.0 / 3, 2.0 / 5, 2.0 / 7, 2.0 / 9, 2.0 / 11, 2.0 / 13, 2.0 / 15, 2.0 / 17, 2.0 / 19,
                                2.0 / 21, 2.0 / 23);
@@ -85,27 +85,6 @@ inline double exp_sum(double x, double low) {
   const double sum = std::fma(n, ln2_high, f);
   const double lost = f - std::fma(-n, ln2_high, sum);
   return fast_two_sum(sum, lost + std::fma(n, ln2_low, tail));
-}
-
-struct Angle {
-  double radians, low;
-  unsigned quarter;
-};
-
-// x - n pi/2 for the nearest integer n, as a sum of two doubles (Cody & Waite 1980, with fma): pi/2 is split
-// into three doubles. x - n*first is exact, being below 1 and a multiple of 2^-53; n*second is taken exactly
-// as a sum of two doubles; so some 100 bits stand, even where x is the double next to a multiple of pi/2.
-inline Angle reduce_angle(double x) {
-  require(!(std::fabs(x) > 0x1p30), "sin/cos: an angle of %g, expected at most 2^30", x);
-  constexpr double first = 0x1.921fb54442d18p+0, second = 0x1.1a62633145c07p-54, third = -0x1.f1976b7ed8fbcp-110;
-  const double t = std::fma(x, 0.6366197723675814, round_shift), n = t - round_shift;
-  const double exact = std::fma(-n, first, x);
-  const double p = n * second, p_low = std::fma(n, second, -p);
-  // exact - p without loss, whichever is larger (Knuth's two-sum).
-  const double difference = exact - p, back = difference - exact;
-  const double lost = (exact - (difference - back)) - (p + back);
-  const auto [radians, low] = fast_two_sum(difference, lost - std::fma(n, third, p_low));
-  return {radians, low, unsigned(double_bits(t) & 3)};
 }
 
 // sin and cos of x + low for |x| <= pi/4 + 2^-22; Taylor to x^17 and x^18, the next term below 2^-58.
@@ -124,13 +103,37 @@ inline double cos_quarter(double x, double low) {
   return sum + (lost + std::fma(z * z, series, -x * low));
 }
 
+struct SinCos {
+  double sin, cos;
+};
+
+// sin and cos of x for |x| <= 2^30.
+// x - n pi/2 for the nearest integer n, as a sum of two doubles (Cody & Waite 1980, with fma): pi/2 is split into three
+// doubles. x - n*first is exact, being below 1 and a multiple of 2^-53; n*second is taken exactly as a sum of two
+// doubles; so some 100 bits stand, even where x is the double next to a multiple of pi/2. Each quarter turn, n mod 4,
+// makes a sine of a cosine, and a cosine of a sine with the other sign.
+[[gnu::always_inline]] inline SinCos sin_cos(double x) {
+  constexpr double first = 0x1.921fb54442d18p+0, second = 0x1.1a62633145c07p-54, third = -0x1.f1976b7ed8fbcp-110;
+  const double t = std::fma(x, 0.6366197723675814, round_shift), n = t - round_shift;
+  const double exact = std::fma(-n, first, x);
+  const double p = n * second, p_low = std::fma(n, second, -p);
+  // exact - p without loss, whichever is larger (Knuth's two-sum).
+  const double difference = exact - p, back = difference - exact;
+  const double lost = (exact - (difference - back)) - (p + back);
+  const auto [r, low] = fast_two_sum(difference, lost - std::fma(n, third, p_low));
+  const double s = sin_quarter(r, low), c = cos_quarter(r, low);
+  const uint64_t turns = double_bits(t);
+  const double sin = turns & 1 ? c : s, cos = turns & 1 ? s : c;
+  return {turns & 2 ? -sin : sin, (turns + 1) & 2 ? -cos : cos};
+}
+
 }  // namespace host_detail
 
 inline double host_exp(double x) {
   return host_detail::exp_sum(x, 0.0);
 }
 
-[[gnu::always_inline]] inline double host_log(double x) {
+inline double host_log(double x) {
   if (!(x > 0.0)) return x == 0.0 ? -INFINITY : NAN;
   return x < INFINITY ? host_detail::log_sum(x).high : x;
 }
@@ -143,16 +146,15 @@ inline double host_pow(double x, double y) {
   return host_detail::exp_sum(p, std::fma(y, high, -p) + y * low);
 }
 
-inline double host_sin(double x) {
-  const auto [r, low, quarter] = host_detail::reduce_angle(x);
-  const double y = quarter % 2 ? host_detail::cos_quarter(r, low) : host_detail::sin_quarter(r, low);
-  return quarter < 2 ? y : -y;
+inline host_detail::SinCos host_sin_cos(double x) {
+  require(!(std::fabs(x) > 0x1p30), "sin/cos: an angle of %g, expected at most 2^30", x);
+  return host_detail::sin_cos(x);
 }
-
+inline double host_sin(double x) {
+  return host_sin_cos(x).sin;
+}
 inline double host_cos(double x) {
-  const auto [r, low, quarter] = host_detail::reduce_angle(x);
-  const double y = quarter % 2 ? host_detail::sin_quarter(r, low) : host_detail::cos_quarter(r, low);
-  return quarter == 0 || quarter == 3 ? y : -y;
+  return host_sin_cos(x).cos;
 }
 
 // x^n by squaring.

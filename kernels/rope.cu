@@ -145,8 +145,9 @@ RopeTables make_rope_tables(size_t rows, size_t R, double theta, Device device, 
 #pragma omp parallel for
   for (size_t i = 0; i < half; i++) {
     for (size_t t = 0; t < rows; t++) {
-      cos[t * half + i] = float(factor * host_cos(double(t) * frequencies[i]));
-      sin[t * half + i] = float(factor * host_sin(double(t) * frequencies[i]));
+      const auto at = host_sin_cos(double(t) * frequencies[i]);
+      cos[t * half + i] = float(factor * at.cos);
+      sin[t * half + i] = float(factor * at.sin);
     }
   }
   return {Buffer<float>(device, cos), Buffer<float>(device, sin), rows, half};

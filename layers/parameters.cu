@@ -1,6 +1,6 @@
 #include "layers/parameters.h"
 
-#include <array>
+#include <algorithm>
 
 #include "core/host_math.h"
 #include "core/philox.cuh"
@@ -105,26 +105,32 @@ double standard_deviation(const Parameter& p, const InitRule& rule, size_t layer
   return scaled ? rule.std / std::sqrt(2.0 * double(layers)) : rule.std;
 }
 
-// Elements 2*pair and 2*pair + 1 of a parameter: normal numbers come in pairs.
-std::array<double, 2> initial_pair(const Init& init, double deviation, uint64_t seed, uint64_t stream, size_t pair) {
+void fill(float* to, size_t n, const Init& init, double deviation, uint64_t seed, uint64_t stream) {
   const auto uniform = [&](size_t i, double low, double high) {
-    return low + (high - low) * uniform_double(seed, stream, 2 * pair + i);
+    return low + (high - low) * uniform_double(seed, stream, i);
   };
   const auto time_step = [&](size_t i) {
     const double step = host_exp(uniform(i, host_log(0.001), host_log(0.1)));
     return host_log(host_exp(step) - 1);  // the inverse of softplus
   };
   switch (init.kind) {
-    case Init::Kind::constant: return {init.value, init.value};
+    case Init::Kind::constant: std::fill_n(to, n, float(init.value)); return;
     case Init::Kind::normal:
-    case Init::Kind::written: {
-      const NormalPair draw = normal_pair(seed, stream, pair);
-      return {deviation * draw.z[0], deviation * draw.z[1]};
-    }
-    case Init::Kind::log_of_uniform: return {host_log(uniform(0, 0.01, 16)), host_log(uniform(1, 0.01, 16))};
-    case Init::Kind::time_step: return {time_step(0), time_step(1)};
+    case Init::Kind::written:
+#pragma omp parallel for simd
+      for (size_t pair = 0; pair < n / 2; pair++) {
+        const NormalPair draw = normal_pair(seed, stream, pair);
+        to[2 * pair] = float(deviation * draw.z[0]);
+        to[2 * pair + 1] = float(deviation * draw.z[1]);
+      }
+      if (n % 2) to[n - 1] = float(deviation * normal(seed, stream, n - 1));
+      return;
+    case Init::Kind::log_of_uniform:
+      for (size_t i = 0; i < n; i++) to[i] = float(host_log(uniform(i, 0.01, 16)));
+      return;
+    case Init::Kind::time_step:
+      for (size_t i = 0; i < n; i++) to[i] = float(time_step(i));
   }
-  return {};
 }
 
 }  // namespace
@@ -133,12 +139,7 @@ void Parameters::initialise(const InitRule& rule, size_t layers, uint64_t seed) 
   fill_from_host(whole(), [&](float* host) {
     for (const Parameter& p : list_) {
       const uint64_t stream = stream_of(Purpose::init, hash_of(p.name));
-      const double deviation = standard_deviation(p, rule, layers);
-#pragma omp parallel for
-      for (size_t pair = 0; pair < ceil_div(p.size, 2); pair++) {
-        const std::array<double, 2> start = initial_pair(p.init, deviation, seed, stream, pair);
-        for (size_t k = 0; k < 2 && 2 * pair + k < p.size; k++) host[p.offset + 2 * pair + k] = float(start[k]);
-      }
+      fill(host + p.offset, p.size, p.init, standard_deviation(p, rule, layers), seed, stream);
     }
   });
 }
