@@ -19,9 +19,7 @@ struct PhiloxBlock {
 
 HD PhiloxBlock philox4x32(PhiloxBlock c, uint32_t k0, uint32_t k1) {
   uint32_t a = c.word[0], b = c.word[1], d = c.word[2], e = c.word[3];
-#ifndef __CUDACC__
 #pragma GCC unroll 10  // a loop over many draws becomes one over vectors only where it holds no other loop
-#endif
   for (int round = 0; round < 10; ++round) {
     const uint64_t p0 = uint64_t(0xD2511F53u) * a;
     const uint64_t p1 = uint64_t(0xCD9E8D57u) * d;
