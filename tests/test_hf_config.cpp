@@ -93,7 +93,10 @@ TEST_CASE("hf_config: flags that no architecture has are refused by name", "[hf]
         "--norm-weight=zero-centred --attn=g1 --mixer=hybrid --rope-fraction=0.25",
         "--norm-weight=zero-centred --mixer=gated-delta --experts=4 --shared-experts=2",
         "--qk-norm=off --rope-scaling=llama3,8,40,2,5", "--rope-scaling=linear,4",
-        "--rope-scaling=yarn-unrounded,4,40"}) {
+        "--rope-scaling=yarn-unrounded,4,40",
+        // Gemma 3, of fewer layers than its pattern has, so that none sees all.
+        "--norm-weight=zero-centred --norm-placement=sandwich --ffn=geglu --gelu=tanh --hidden=64 --embedding-factor=8 "
+        "--window=4 --window-layers=not-nth --layers=4"}) {
     INFO(line);
     REQUIRE(unwritten(line) == "");
   }
@@ -102,6 +105,8 @@ TEST_CASE("hf_config: flags that no architecture has are refused by name", "[hf]
         "--attn-score=sigmoid", "--clip-residual=10", "--residual=off", "--preset=gpt2-124m --head-dim=32",
         "--head-experts=2", "--attn=g1 --gate-act=silu"})
     REQUIRE(says(unwritten(line), {"--export-as=architecture: none of transformers has " + words_of(line).back()}));
+  REQUIRE(one_line(unwritten("--position=none --heads=3 --kv-heads=3 --head-dim=5"),
+                   {"--export-as=architecture: none of transformers has a model of these sizes; leave"}));
 }
 
 TEST_CASE("hf_config: what the fuzzer starts from is read, or refused in one line", "[hf]") {

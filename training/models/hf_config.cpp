@@ -231,6 +231,9 @@ HfConfig write_hf_config(const Config& config) {
       fewest = unsaid;
     }
   }
+  require(nearest,
+          "--export-as=architecture: none of transformers has a model of these sizes; leave --export-as out, and the "
+          "model's code goes along");
   std::string list;
   for (const std::string& flag : fewest) list += (list.empty() ? "" : ", ") + flag;
   fail(

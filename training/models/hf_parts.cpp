@@ -189,7 +189,10 @@ const Part gemma3_layers = {
     [](const Keys& keys, Words& words) {
       keys.require_agreement("sliding_window_pattern", keys, "_sliding_window_pattern");
       size_t every = keys.whole_or("sliding_window_pattern", keys.whole_or("_sliding_window_pattern", 6));
-      if (keys.has("layer_types")) every = full_every(keys, "sliding_attention");
+      if (keys.has("layer_types")) {
+        const size_t n = full_every(keys, "sliding_attention"), layers = keys.whole("num_hidden_layers");
+        if (n <= layers || every <= layers) every = n;  // in fewer layers than the pattern none sees all
+      }
       say(words, "--window", keys.one_or_more("sliding_window"));
       words.push_back("--window-layers=not-nth");
       say(words, "--full-every", every);
