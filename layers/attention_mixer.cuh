@@ -15,8 +15,7 @@
 //   --sdpa-out     RMSNorm of every head of o, or SiLU(o), before the gate          kernels/rmsnorm.cu, activation.cu
 //
 // Of sequences that grow token by token it keeps k and v as attention reads them, gated, normed and rotated: the KV
-// cache.
-// A layer with a window keeps as many tokens as the window has.                      kernels/decode/cached_attention.cu
+// cache (kernels/decode/cached_attention.cu). A layer with a window keeps as many tokens as the window has.
 // shapes: x, y (N,C), N = B*T; q, o (B,T,H,D); k, v (B,T,KVH,D) | tests/test_model.cpp
 #pragma once
 #include "kernels/activation.h"
@@ -161,10 +160,8 @@ class Attention final : public Mixer {
 
   void scratch(ScratchPlan& plan, BatchShape batch) const override {
     const size_t N = batch.N();
-    size_t depth = 0;
-    const auto joins = [&](size_t k) { depth += round_up(k, joined_unit); };
-    for (const Linear* linear : {&wq_, &wk_, &wv_}) joins(linear->out());
-    each_of([&](const auto& part) { joins(part.hidden_depth()); }, k_experts_, v_experts_, gate_);
+    size_t depth = depth_of({wq_.out(), wk_.out(), wv_.out()});
+    each_of([&](const auto& part) { depth += depth_of({part.hidden_depth()}); }, k_experts_, v_experts_, gate_);
     for (const Linear* linear : {&wq_, &wk_, &wv_, &wo_}) linear->scratch(plan, N, linear == &wq_ ? depth : 0);
     each_of([&](const auto& part) { part.scratch(plan, N); }, k_experts_, v_experts_, gate_);
     const bool narrow = plan.storage == Storage::bf16;

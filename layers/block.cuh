@@ -33,8 +33,8 @@ inline Join join_at(size_t site, const BlockConfig& c, const Pass& pass) {
   return {c.clip_branch, c.clip_residual, pass.dropout_at(site)};
 }
 
-// The residual stream before its last branch joins; branch is null where none is waiting, and x where the branch is all
-// there is.
+// The residual stream before its last branch joins. branch is null where none waits; x is null where the branch
+// replaces the stream.
 struct Hidden {
   ConstReals x;
   ConstReals branch;

@@ -110,7 +110,7 @@ class FeedForward {
     if (form() == Form::polynorm) plan.kernels_need(polynorm_backward_scratch(N));
   }
 
-  size_t hidden_depth() const { return round_up(config_.F, joined_unit) * (gate_ ? 2 : 1); }  // of dx
+  size_t hidden_depth() const { return depth_of({config_.F, gate_ ? config_.F : 0}); }  // of dx
 
  private:
   static constexpr float polynorm_eps = 1e-6f;

@@ -131,8 +131,7 @@ class GatedDeltaNet final : public Mixer {
 
   void scratch(ScratchPlan& plan, BatchShape batch) const override {
     const size_t N = batch.N();
-    size_t depth = 0;
-    for (const Linear* linear : {&wqkv_, &wz_, &wba_}) depth += round_up(linear->out(), joined_unit);
+    const size_t depth = depth_of({wqkv_.out(), wz_.out(), wba_.out()});
     for (const Linear* linear : {&wqkv_, &wz_, &wba_, &wo_}) linear->scratch(plan, N, linear == &wqkv_ ? depth : 0);
     plan.need(short_conv_forward_scratch(conv_shape(batch), plan.device));
     plan.need(short_conv_backward_scratch(conv_shape(batch), plan.device));

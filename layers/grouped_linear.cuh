@@ -1,10 +1,8 @@
 // grouped linear: y = x W_e^T, or x W_e^T + b_e, with a matrix for each of E experts; rows are sorted by expert.
 //   dx = dy W_e      dW_e += dy^T x over the rows of e      db_e += column sum of dy over the rows of e
 // What layers/linear.cuh is to one matrix: where x is bf16, products are those of tensor cores, with the rounded copies
-// of W_e.
-// shapes: x, dx (M,in); y, dy (M,out); W (E,out,in); b (E,out) | kernels/grouped_matmul.cu,
-// kernels/bf16/grouped_matmul_bf16.cu
-// tests/test_model.cpp
+// of W_e. | kernels/grouped_matmul.cu, kernels/bf16/grouped_matmul_bf16.cu
+// shapes: x, dx (M,in); y, dy (M,out); W (E,out,in); b (E,out) | tests/test_model.cpp
 #pragma once
 #include "kernels/grouped_matmul.h"
 #include "kernels/bf16/grouped_matmul_bf16.h"
@@ -42,12 +40,7 @@ class GroupedLinear {
                      bias_.value);
   }
 
-  // dx is written, or accumulated to; it is not dy. The parameters' gradients are accumulated.
-  void backward(Reals dx, Accumulate accumulate, ConstReals dy, ConstReals x, size_t M, Context& ctx) {
-    InputGradient alone = input_gradient(dx, accumulate, M, ctx);
-    backward(alone, dy, x, M, ctx);
-    alone.finish();
-  }
+  // dy W_e is added to dx, which is not dy. The parameters' gradients are accumulated.
   void backward(InputGradient& dx, ConstReals dy, ConstReals x, size_t M, Context& ctx) {
     const GroupedShape of_weight = {M, experts_, out_, in_};
     if (has_bias_) grouped_bias_backward(bias_.grad, dy, *row_start_, M, experts_, out_, ctx);

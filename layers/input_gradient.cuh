@@ -12,6 +12,13 @@
 
 namespace gated {
 
+// How deep the one product is, of layers with so many outputs.
+inline size_t depth_of(std::initializer_list<size_t> outs) {
+  size_t depth = 0;
+  for (const size_t out : outs) depth += round_up(out, joined_unit);
+  return depth;
+}
+
 class InputGradient {
  public:
   InputGradient(Reals dx, Accumulate accumulate, size_t N, size_t in, Context& ctx)

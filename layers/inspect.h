@@ -46,8 +46,8 @@ struct GateView {
   GateConfig config;
   ConstReals z;          // logits (rows,columns)
   size_t rows, columns;  // one row for every token; of a static gate one row in all
-  size_t
-      heads_averaged;  // a score is the mean over so many heads, which stand side by side in a row; 1: each is itself
+  // A score is the mean over so many heads, which stand side by side in a row; 1: each is itself.
+  size_t heads_averaged;
 };
 
 struct LinearAttentionView {

@@ -2,9 +2,8 @@
 //   dx = dy W      dW += dy^T x      db += column sum of dy
 // Several layers may read one x, as W_q, W_k and W_v do: then dx is the sum of their dy W (layers/input_gradient.cuh).
 // Where x is bf16, products are those of tensor cores, with the rounded copy of W; dW stays fp32.
-// shapes: x, dx (N,in); y, dy (N,out); W (out,in); b (out) | kernels/matmul.cu, kernels/bf16/matmul_bf16.cu,
-// kernels/bias.h
-// tests/test_model.cpp
+// kernels/matmul.cu, kernels/bf16/matmul_bf16.cu, kernels/bias.h
+// shapes: x, dx (N,in); y, dy (N,out); W (out,in); b (out) | tests/test_model.cpp
 #pragma once
 #include "kernels/bias.h"
 #include "kernels/matmul.h"

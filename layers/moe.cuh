@@ -18,8 +18,9 @@
 // f is counted and has no gradient. Without its factor the balance loss is 1 where all f_e are equal, and more where
 // busy experts are the likely ones too. The shares are those of the micro-batch, or (--balance-over=global, arXiv
 // 2501.11873) of all micro-batches of the slice so far: experts may then specialise within a micro-batch as long as the
-// slice is balanced. Slices of a step do not know of each other: they may be computed side by side. The losses that a
-// run prints do not contain these two.
+// slice is balanced. Slices of a step do not know of each other: they may be computed side by side. By default, with up
+// to eight micro-batches, a slice is one micro-batch, and both values mean the same; --slices=1 counts the step. The
+// losses that a run prints do not contain these two.
 // (Another meaning, counts of the whole step before, is known to all slices too. In one small run, 8 micro-batches of
 // 64 tokens, 8 experts, 400 steps of bigram-backcopy, --balance-loss=0.02, the balance over the second half was 1.014
 // with it, 1.011 with the micro-batch alone, 1.010 with the step so far; the validation loss 2.20, 2.21 and 2.37. One
@@ -68,13 +69,14 @@ class Moe final : public Mixer {
     dispatch_sort(rows_, routed_.expert, dispatch_shape(N), ctx);
     gather(N, ctx);
     y_rows_ = experts_.forward(x_rows_, N * config_.k, ctx);
-    if (shared_) joined_ = shared_y_ = shared_->forward(x, N, ctx);
+    ConstReals joined;  // what of the shared expert joins y; null where there is none
+    if (shared_) joined = shared_y_ = shared_->forward(x, N, ctx);
     if (shared_gate_) {
       shared_gate_->forward(shared_z_, x, N, ctx);
       gate_forward(gated_, shared_y_, shared_z_, N, C_, C_, sigmoid, ctx);
-      joined_ = gated_;
+      joined = gated_;
     }
-    combine_forward(y_, y_rows_, routed_.weight, joined_, rows_, dispatch_shape(N), C_, ctx);
+    combine_forward(y_, y_rows_, routed_.weight, joined, rows_, dispatch_shape(N), C_, ctx);
     return y_;
   }
 
@@ -164,7 +166,7 @@ class Moe final : public Mixer {
     router_.scratch(plan, N);
     experts_.scratch(plan, N * config_.k);
     if (shared_) shared_->scratch(plan, N);
-    if (shared_gate_) shared_gate_->scratch(plan, N, shared_->hidden_depth() + 1);
+    if (shared_gate_) shared_gate_->scratch(plan, N, shared_->hidden_depth() + depth_of({1}));
     plan.kernels_need(dispatch_sort_scratch(dispatch_shape(N)));
     plan.kernels_need(router_backward_scratch(router_shape(N), plan.storage));
     plan.kernels_need(router_report_scratch(router_shape(N)));
@@ -193,7 +195,6 @@ class Moe final : public Mixer {
   Maybe<Linear> shared_gate_;
 
   ConstReals x_, y_rows_, shared_y_;
-  ConstReals joined_;  // what of the shared expert joins y; null where there is none
   RouterOut routed_ = {};
   size_t* counts_ = nullptr;
   float* logits_ = nullptr;

@@ -6,9 +6,8 @@
 // Rounded are the products that make up a block: the projections of attention and of its gate, those of linear
 // attention, the FFN, experts. That is what W8A8 and W4A4 mean for the models of arXiv 2601.22966, too. Not rounded are
 //   the embedding and the output matmul: their errors go straight into the logits
-//   routers, the scores of a head's experts, the gate of a shared expert: they choose, and a small error chooses
-//   otherwise norms and their gates, QK-norm, attention itself, the recurrence: no products of a weight, or next to no
-//   FLOPs
+//   routers, the scores of a head's experts, the gate of a shared expert: they choose, and a small error changes that
+//   norms and their gates, QK-norm, attention itself, the recurrence: no products of a weight, or next to no FLOPs
 // tests/test_quantized_model.cpp
 #pragma once
 #include "kernels/quantize.h"
