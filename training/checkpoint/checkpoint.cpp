@@ -156,9 +156,8 @@ static void remove_if_unlocked(const std::string& path) {
 
 AtomicFile::AtomicFile(const std::string& path)
     : path_(path), folder_(folder_of(path)), file_(clear_way(), O_WRONLY | O_CREAT | O_EXCL, 0666) {
-  // The lock says that the writer lives; the system drops it when the process ends, in whatever way. Its
-  // process id would not do: containers hand out the same few again. Where locks are not supported,
-  // leftovers stay.
+  // The lock says that the writer lives; the system drops it when the process ends, in whatever way. Its process id
+  // would not do: containers hand out the same few again. Where locks are not supported, leftovers stay.
   ::flock(file_.descriptor(), LOCK_EX | LOCK_NB);
 }
 
@@ -196,18 +195,14 @@ void write_text(const std::string& path, const std::string& text) {
   file.commit();
 }
 
-static std::vector<TensorForm> forms_of(const std::string& path, const std::vector<TensorView>& tensors) {
+void write_safetensors(const std::string& path, const std::vector<TensorView>& tensors,
+                       const std::map<std::string, std::string>& metadata) {
   std::vector<TensorForm> forms;
   for (const TensorView& t : tensors) {
     require(t.data || t.bytes() == 0, "%s: tensor %s has no data", path.c_str(), quote(t.name).c_str());
     forms.push_back({t.name, "F32", t.shape});
   }
-  return forms;
-}
-
-void write_safetensors(const std::string& path, const std::vector<TensorView>& tensors,
-                       const std::map<std::string, std::string>& metadata) {
-  const std::string header = safetensors_header(path, forms_of(path, tensors), metadata);
+  const std::string header = safetensors_header(path, forms, metadata);
   AtomicFile file(path);
   file.write(header.data(), header.size());
   for (const TensorView& t : tensors) file.write(t.data, t.bytes());
@@ -245,12 +240,6 @@ void save_checkpoint(const std::string& path, const std::vector<TensorForm>& ten
   file.seek(0);
   file.write(header.data(), header.size());  // as long as before
   file.commit();
-}
-
-void save_checkpoint(const std::string& path, const std::vector<TensorView>& tensors,
-                     std::map<std::string, std::string> metadata) {
-  save_checkpoint(
-      path, forms_of(path, tensors), [&](size_t i) { return tensors[i].data; }, std::move(metadata));
 }
 
 size_t checkpoint_bytes(const std::vector<TensorForm>& tensors, std::map<std::string, std::string> metadata,
@@ -306,11 +295,6 @@ const TensorEntry& Checkpoint::entry(const std::string& name, const std::vector<
   require(t.dtype == "F32" && t.shape == shape, "%s: tensor %s is %s %s, expected F32 %s", path().c_str(),
           quote(name).c_str(), t.dtype.c_str(), shape_text(t.shape).c_str(), shape_text(shape).c_str());
   return t;
-}
-
-void Checkpoint::read(const std::string& name, const std::vector<size_t>& shape, float* dst) const {
-  const TensorEntry& t = entry(name, shape);
-  file_.read(t, 0, dst, t.end - t.begin);
 }
 
 void Checkpoint::read_numbers(const std::string& name, const std::vector<size_t>& shape, float* dst, size_t begin,

@@ -85,8 +85,6 @@ std::vector<size_t> order_of_saving(const std::vector<TensorForm>& tensors);
 // fingerprint stands before the data and is known behind it: it is written last.
 void save_checkpoint(const std::string& path, const std::vector<TensorForm>& tensors, const ValuesOf& values,
                      std::map<std::string, std::string> metadata);
-void save_checkpoint(const std::string& path, const std::vector<TensorView>& tensors,
-                     std::map<std::string, std::string> metadata);
 
 // How large that file becomes where these are its tensors and `step` its step.
 size_t checkpoint_bytes(const std::vector<TensorForm>& tensors, std::map<std::string, std::string> metadata,
@@ -114,10 +112,9 @@ class Checkpoint {
   // Refuses a file that gives nothing to continue from.
   size_t step() const;
 
-  // What the file says of a float tensor, which must be there and have this shape; its values, bit for bit; and the
-  // same of weights, or of n of them from element `begin` on, of which a NaN or an infinity is refused.
+  // What the file says of a float tensor, which must be there and have this shape; and its values, or n of them from
+  // element `begin` on, of which a NaN or an infinity is refused.
   const TensorEntry& entry(const std::string& name, const std::vector<size_t>& shape) const;
-  void read(const std::string& name, const std::vector<size_t>& shape, float* dst) const;
   void read_numbers(const std::string& name, const std::vector<size_t>& shape, float* dst, size_t begin = 0,
                     size_t n = SIZE_MAX) const;
 

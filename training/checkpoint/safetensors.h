@@ -55,8 +55,8 @@ std::string shape_text(const std::vector<size_t>& shape);
 
 // ---- reading the header
 
-// The header of a file of `file_size` bytes, which `read` gets. A file on disk, a buffer of
-// a test and the fuzzer's input take this same path.
+// The header of a file of `file_size` bytes, which `read` gets. A file on disk, a buffer of a test and the fuzzer's
+// input take this same path.
 SafetensorsHeader parse_safetensors(const std::string& file, size_t file_size, const ReadBytes& read);
 
 // ---- a file on disk
