@@ -76,10 +76,10 @@ class Model {
   // Once after a forward: writes the mean loss over B*T targets to `loss` (one float on the device) and adds its
   // gradient, times the micro-batch's share of the step, to weights.grads.
   void backward(MicroBatch micro_batch, float* loss);
-  // How far forwards and backwards are, for who sends weights and gradients meanwhile (training/ranks/courier.cuh): the
-  // weights up to element `end` of the flat buffers are read next; the micro-batch has added all that it adds to the
-  // gradients from element `from` on. A LaunchGraph that repeats calls neither: what they have the host do then goes
-  // through ctx.between_launches.
+  // How far forwards and backwards are, for who sends weights and gradients meanwhile (training/ranks/exchange.cuh):
+  // the weights up to element `end` of the flat buffers are read next; the micro-batch has added all that it adds to
+  // the gradients from element `from` on. A LaunchGraph that repeats calls neither: what they have the host do then
+  // goes through ctx.between_launches.
   std::function<void(size_t end)> before_weights;
   std::function<void(const MicroBatch& micro_batch, size_t from)> after_gradients;
 

@@ -27,10 +27,10 @@ struct Hub {
   std::vector<size_t> expected;  // how many the receiver has asked for
 };
 
-class ThreadJourney : public ranks::Journey {
+class ThreadRequest : public ranks::Request {
  public:
   using Messages = std::vector<ranks::Message>;
-  ThreadJourney(Hub& hub, size_t me, size_t patience, const Messages& out, const Messages& in)
+  ThreadRequest(Hub& hub, size_t me, size_t patience, const Messages& out, const Messages& in)
       : hub_(hub), patience_(patience) {
     const std::lock_guard lock(hub.mutex);
     for (const ranks::Message& m : out)
@@ -97,9 +97,9 @@ class ThreadTransport : public ranks::Transport {
   size_t count() const override { return hub_.ranks; }
   size_t on_this_host() const override { return hub_.ranks; }
   size_t place_on_host() const override { return rank_; }
-  std::unique_ptr<ranks::Journey> begin(const std::vector<ranks::Message>& out,
+  std::unique_ptr<ranks::Request> begin(const std::vector<ranks::Message>& out,
                                         const std::vector<ranks::Message>& in) override {
-    return std::make_unique<ThreadJourney>(hub_, rank_, chance_() % patience_, out, in);
+    return std::make_unique<ThreadRequest>(hub_, rank_, chance_() % patience_, out, in);
   }
   [[noreturn]] void abort(int) override { std::abort(); }
 

@@ -65,13 +65,13 @@ TEST_CASE("ptx nccl: a rank", "[.rank]") {
     if (fault == "swapped" && me == 1) std::swap(going[0], going[1]);
     const double waited = nccl->waited();
     if (me == 1 && round == 4) std::this_thread::sleep_for(std::chrono::milliseconds(300));
-    const auto journey = nccl->begin(going, {{other, in, first}, {other, in + first, n - first}}, computes);
+    const auto request = nccl->begin(going, {{other, in, first}, {other, in + first, n - first}}, computes);
     if (fault == "out is written to") cudaMemsetAsync(out, 1, 1, computes);
     if (fault == "in is written to") cudaMemsetAsync(in, 1, 1, computes);
     if (round % 2)
-      journey->finish();
+      request->finish();
     else
-      REQUIRE(journey->is_done_for_gpu());
+      REQUIRE(request->is_done_for_gpu());
     REQUIRE(cudaMemsetAsync(out, 1, n, computes) == cudaSuccess);
     std::vector<char> got(n);
     REQUIRE(cudaMemcpyAsync(got.data(), in, n, cudaMemcpyDeviceToHost, computes) == cudaSuccess);

@@ -212,26 +212,26 @@ TEST_CASE("ranks: chunks are dealt out, each to one rank, and layers begin no ea
     for (size_t R : {1, 2, 3, 8, 300}) {
       const SomeWeights some(sizes, Storage::fp32);
       const Parameters& w = *some.parameters;
-      const Deal deal(w, R);
+      const Partition partition(w, R);
       size_t next = 0, most = 0, part = 0;
-      for (size_t i = 0; i < deal.buckets(); i++) {
-        REQUIRE(deal.bucket(i).begin == next);
-        REQUIRE(deal.bucket(i).size() > 0);
+      for (size_t i = 0; i < partition.buckets(); i++) {
+        REQUIRE(partition.bucket(i).begin == next);
+        REQUIRE(partition.bucket(i).size() > 0);
         for (size_t rank = 0; rank < R; rank++) {
-          REQUIRE(deal.part(i, rank).begin == next);
+          REQUIRE(partition.part(i, rank).begin == next);
           REQUIRE(next % chunk == 0);
-          next = deal.part(i, rank).end;
-          part = std::max(part, deal.part(i, rank).size());
+          next = partition.part(i, rank).end;
+          part = std::max(part, partition.part(i, rank).size());
         }
-        REQUIRE(deal.bucket(i).end == next);
+        REQUIRE(partition.bucket(i).end == next);
         for (const size_t begin : w.layer_begins())  // no bucket is of two layers, but for a chunk
-          if (R > 1) REQUIRE((begin <= deal.bucket(i).begin || begin + chunk > next));
+          if (R > 1) REQUIRE((begin <= partition.bucket(i).begin || begin + chunk > next));
       }
       REQUIRE(next == w.flat_size());
-      for (size_t rank = 0; rank < R; rank++) most = std::max(most, deal.owned(rank));
-      REQUIRE(deal.most_owned() == most);
-      REQUIRE(deal.most_part() == part);
-      REQUIRE((R == 1) == (part == w.flat_size() && deal.buckets() == 1 && R == 1));
+      for (size_t rank = 0; rank < R; rank++) most = std::max(most, partition.owned(rank));
+      REQUIRE(partition.most_owned() == most);
+      REQUIRE(partition.most_part() == part);
+      REQUIRE((R == 1) == (part == w.flat_size() && partition.buckets() == 1 && R == 1));
     }
 }
 
@@ -269,19 +269,19 @@ TEST_CASE("ranks: what comes before the backward ends is all but the embedding",
     Hub hub(2);
     ThreadTransport transports[] = {{hub, 0, 1}, {hub, 1, 1}};
     Context ctx(Device::cpu);
-    Courier couriers[] = {{w, &transports[0], ctx}, {w, &transports[1], ctx}};
+    Exchange exchanges[] = {{w, &transports[0], ctx}, {w, &transports[1], ctx}};
     const Floats grads(w.flat_size());
     const auto fold = [](size_t, const float*) {};
     for (size_t k = from.size(); k-- > 0;)
-      for (size_t i = 0; i < 40; i++) couriers[i % 2].send_gradients(grads.data(), from[k], fold);
+      for (size_t i = 0; i < 40; i++) exchanges[i % 2].send_gradients(grads.data(), from[k], fold);
     for (size_t rank : {0, 1}) {
-      Courier& courier = couriers[rank];
-      courier.finish_gradients(grads.data(), fold);
+      Exchange& exchange = exchanges[rank];
+      exchange.finish_gradients(grads.data(), fold);
       size_t early = 0;
-      for (size_t i = 0; i < courier.deal.buckets(); i++)
-        if (courier.deal.bucket(i).begin >= w.layer_begins()[0]) early += courier.deal.part(i, rank).size();
-      const size_t owned = courier.deal.owned(rank);
-      REQUIRE(courier.early_share() == (owned ? double(early) / double(owned) : 0));
+      for (size_t i = 0; i < exchange.partition.buckets(); i++)
+        if (exchange.partition.bucket(i).begin >= w.layer_begins()[0]) early += exchange.partition.part(i, rank).size();
+      const size_t owned = exchange.partition.owned(rank);
+      REQUIRE(exchange.early_share() == (owned ? double(early) / double(owned) : 0));
     }
   }
 }
@@ -420,7 +420,7 @@ TEST_CASE("ranks: messages arrive whole, in pieces and in the order in which the
 #include <cstdio>
 #include <vector>
 #include "training/ranks/transport.h"
-// What journey k takes from rank a to rank b: 0 to 39 bytes.
+// What request k takes from rank a to rank b: 0 to 39 bytes.
 static std::vector<char> sent(size_t a, size_t b, size_t k) {
   std::vector<char> bytes((17 * a + 5 * b + 11 * k) % 40);
   for (size_t i = 0; i < bytes.size(); i++) bytes[i] = char(64 * k + 16 * a + 4 * b + i);
@@ -431,7 +431,7 @@ int main() {
   const size_t R = t.count(), me = t.rank(), K = 7;
   std::vector<std::vector<char>> memory;
   memory.reserve(2 * K * R);
-  std::vector<std::unique_ptr<ranks::Journey>> journeys;
+  std::vector<std::unique_ptr<ranks::Request>> requests;
   for (size_t k = 0; k < K; k++) {
     std::vector<ranks::Message> out, in;
     for (size_t i = 0; i < R; i++) {
@@ -440,11 +440,11 @@ int main() {
       memory.push_back(std::vector<char>(sent(i, me, k).size()));
       if (i != me) in.push_back({i, memory.back().data(), memory.back().size()});
     }
-    journeys.push_back(t.begin(out, in));
+    requests.push_back(t.begin(out, in));
   }
   for (size_t k = K; k-- > 0;) {
-    if (k % 2) journeys[k]->finish();
-    while (!journeys[k]->is_done()) {}
+    if (k % 2) requests[k]->finish();
+    while (!requests[k]->is_done()) {}
     for (size_t i = 0; i < R; i++)
       if (i != me && memory[2 * (k * R + i) + 1] != sent(i, me, k)) return printf("%zu to %zu, %zu\n", i, me, k), 1;
   }

@@ -41,12 +41,12 @@ std::string source_text(Config& config, size_t width) {
 // begins with.
 static std::string travels(const Config& config, const Model& model) {
   const size_t R = config.ranks, rounds = config.slice_count() / R;
-  const Deal deal(model.weights, R);
+  const Partition partition(model.weights, R);
   size_t hidden = 0, messages = 0;
-  for (size_t i = 0; i < deal.buckets(); i++) {
-    if (deal.bucket(i).begin >= model.weights.layer_begins()[0]) hidden += deal.bucket(i).size();
+  for (size_t i = 0; i < partition.buckets(); i++) {
+    if (partition.bucket(i).begin >= model.weights.layer_begins()[0]) hidden += partition.bucket(i).size();
     for (size_t other = 0; other + 1 < R; other++)  // of the last rank, which owns most
-      messages += rounds * (deal.part(i, other).size() > 0) + (deal.part(i, R - 1).size() > 0);
+      messages += rounds * (partition.part(i, other).size() > 0) + (partition.part(i, R - 1).size() > 0);
   }
   const double whole = double(model.weights.flat_size()) * sizeof(float);
   const Storage storage = config.model.storage;
@@ -57,7 +57,7 @@ static std::string travels(const Config& config, const Model& model) {
               double(rounds) * whole * double(R - 1) / double(R)) +
          line("weights, from their owner, to the others", read * double(R - 1) / double(R)) +
          format("  %-58s %31s\n",
-                format("messages, of at most %.0f KiB", double(deal.most_part()) * sizeof(float) / 1024).c_str(),
+                format("messages, of at most %.0f KiB", double(partition.most_part()) * sizeof(float) / 1024).c_str(),
                 with_commas(messages).c_str()) +
          format("  %-58s %30.1f%%\n", "of both, behind compute: all but the embedding",
                 100 * double(hidden) / double(model.weights.flat_size()));

@@ -7,8 +7,8 @@
 //   total = ((s_0 + s_1) + ... + s_7)  +  ((s_8 + s_9) + ... + s_15)  +  ...
 //
 // So a slice has the same bits wherever and whenever it is computed, and so has their sum. R ranks compute R slices
-// side by side; each owns a part of the parameters (training/ranks/deal.h), and adds, keeps and moves that part alone.
-// What they send each other travels while they compute (training/ranks/courier.cuh).
+// side by side; each owns a part of the parameters (training/ranks/partition.h), and adds, keeps and moves that part
+// alone. What they send each other travels while they compute (training/ranks/exchange.cuh).
 //
 // What is AdamW's stands here and nowhere else: the states that it keeps, the tables that it reads, its update.
 // Checkpoints, memory and the run's header ask for them by name or in bytes. Its settings are flags
@@ -19,7 +19,7 @@
 #include "kernels/gradient.h"
 #include "layers/parameters.h"
 #include "layers/pass.h"
-#include "training/ranks/courier.cuh"
+#include "training/ranks/exchange.cuh"
 
 namespace gated {
 
@@ -35,7 +35,7 @@ class Optimizer {
   };
   static constexpr const char* state_prefixes[] = {"optimizer.m.", "optimizer.v."};  // the first and the second moment
   static size_t state_bytes(const Parameters& weights, size_t ranks) {
-    return std::size(state_prefixes) * Deal(weights, ranks).most_owned() * sizeof(float);
+    return std::size(state_prefixes) * Partition(weights, ranks).most_owned() * sizeof(float);
   }
 
   // In a model of bf16 several ranks share the fp32 masters as they share the states: nobody else reads them.
@@ -46,16 +46,16 @@ class Optimizer {
   static size_t weight_bytes(const Parameters& weights, Storage storage, size_t ranks) {
     const Masters m = masters(storage, ranks);
     return weights.bytes_of_values(storage, m) +
-           (m == Masters::shared ? Deal(weights, ranks).most_owned() * sizeof(float) : 0);
+           (m == Masters::shared ? Partition(weights, ranks).most_owned() * sizeof(float) : 0);
   }
 
   static constexpr size_t group = 8;
   // Elements of all buffers of gradients: that of a slice is whole; the sum of slices and, of more than one group, the
   // group are of what a rank owns.
   static size_t gradient_values(const Parameters& weights, size_t slices, size_t ranks) {
-    const Deal deal(weights, ranks);
-    return weights.flat_size() + ((slices > 1) + (slices > group)) * deal.most_owned() +
-           Courier::received_values(deal, ranks);
+    const Partition partition(weights, ranks);
+    return weights.flat_size() + ((slices > 1) + (slices > group)) * partition.most_owned() +
+           Exchange::received_values(partition, ranks);
   }
 
   Optimizer(Parameters& weights, size_t slices, Context& ctx, const Ranks& ranks = {})
@@ -64,13 +64,13 @@ class Optimizer {
         ranks_(ranks),
         slices_(slices),
         chunks_(gradient_chunks(weights.flat_size())),
-        courier_(weights, ranks, ctx),
-        own_(pieces_of(courier_.deal, weights, ranks.rank())),
+        exchange_(weights, ranks, ctx),
+        own_(pieces_of(exchange_.partition, weights, ranks.rank())),
         plan_(tensors_of(own_), ctx),
         norm_(ctx.device, 1),
         part_norm_(ctx.device, 1),
         sums_(ctx.device, chunks_ + 1) {
-    const size_t owned = courier_.deal.owned(ranks.rank());
+    const size_t owned = exchange_.partition.owned(ranks.rank());
     for (const char* prefix : state_prefixes) {
       states.push_back({prefix, Buffer<float>(ctx.device, owned)});
       set_zero(states.back().values.data(), owned, ctx_);
@@ -106,7 +106,7 @@ class Optimizer {
         for (size_t i = 0; i < own_.size(); i++) {
           const auto& [elements, at] = std::tie(own_[i].elements, own_[i].at);
           Buffer<float>::copy_to_host(ctx_.device, host + elements.begin, masters_.data() + at, elements.size());
-          ranks_.all_gather(host, [&](size_t rank) { return courier_.deal.part(i, rank); });
+          ranks_.all_gather(host, [&](size_t rank) { return exchange_.partition.part(i, rank); });
         }
       });
     return weights_.whole();
@@ -121,7 +121,7 @@ class Optimizer {
     if (ranks_.leads())
       ranks_.each_other([&](size_t rank) {
         for (size_t bucket = 0; bucket < own_.size(); bucket++)
-          if (const Span both = common(courier_.deal.part(bucket, rank), span_of(p)); both.size())
+          if (const Span both = common(exchange_.partition.part(bucket, rank), span_of(p)); both.size())
             in.push_back({rank, to + (both.begin - p.offset), both.size() * sizeof(float)});
       });
     if (!ranks_.alone()) ranks_.exchange(out, in);
@@ -136,21 +136,21 @@ class Optimizer {
       return;
     }
     ctx_.synchronize();
-    courier_.finish_gradients(weights_.grads.data(),
-                              [&](size_t bucket, const float* pieces) { fold(slice, bucket, pieces); });
+    exchange_.finish_gradients(weights_.grads.data(),
+                               [&](size_t bucket, const float* pieces) { fold(slice, bucket, pieces); });
   }
 
   // Of several ranks a backward and a forward call what follows. Of this slice the gradients from element `from` on are
   // there, once what was launched is done.
   void gradients_ready(size_t slice, size_t from) {
-    courier_.send_gradients(weights_.grads.data(), from,
-                            [&](size_t bucket, const float* pieces) { fold(slice, bucket, pieces); });
+    exchange_.send_gradients(weights_.grads.data(), from,
+                             [&](size_t bucket, const float* pieces) { fold(slice, bucket, pieces); });
   }
   // The weights up to element `end`, all where none is said, are those of the last update when this returns. A call
   // after every update before anything reads them.
-  void await_weights(size_t end = SIZE_MAX) { courier_.await_weights(end); }
+  void await_weights(size_t end = SIZE_MAX) { exchange_.await_weights(end); }
   // Of the gradients that other ranks sent in this step, what share had come before their backward ended.
-  double early_share() { return courier_.early_share(); }
+  double early_share() { return exchange_.early_share(); }
 
   // What the updates from here on are told goes up to the device. The gradient is scaled down to a norm of `clip` where
   // its norm is larger.
@@ -167,8 +167,8 @@ class Optimizer {
     gather_sums(0, chunks_);
     gradient_root(norm_.data(), sums_.data(), chunks_, ctx_);
     for (size_t i = 0; i < own_.size(); i++) {
-      if (own_[i].elements.size()) move(own_[i], courier_.fp32_parts(i));
-      if (!ranks_.alone()) courier_.send_weights(weights_.values.data(), weights_.copies.data());
+      if (own_[i].elements.size()) move(own_[i], exchange_.fp32_parts(i));
+      if (!ranks_.alone()) exchange_.send_weights(weights_.values.data(), weights_.copies.data());
     }
   }
   // The norm of a part of that gradient, before clipping: n elements of the flat buffer from `begin` on, by the chunks
@@ -192,7 +192,7 @@ class Optimizer {
     return part_norm_.download()[0];
   }
   static size_t table_bytes(const Parameters& weights) {
-    return AdamWPlan::bytes(tensors_of(pieces_of(Deal(weights, 1), weights, 0))) +
+    return AdamWPlan::bytes(tensors_of(pieces_of(Partition(weights, 1), weights, 0))) +
            (gradient_chunks(weights.flat_size()) + 1) * sizeof(float);
   }
 
@@ -208,11 +208,11 @@ class Optimizer {
     std::vector<AdamWTensor> tensors;
     AdamWBlocks blocks;
   };
-  static std::vector<Piece> pieces_of(const Deal& deal, const Parameters& weights, size_t rank) {
+  static std::vector<Piece> pieces_of(const Partition& partition, const Parameters& weights, size_t rank) {
     std::vector<Piece> pieces;
     size_t at = 0, block = 0;
-    for (size_t i = 0; i < deal.buckets(); i++) {
-      Piece piece = {deal.part(i, rank), at, {}, {}};
+    for (size_t i = 0; i < partition.buckets(); i++) {
+      Piece piece = {partition.part(i, rank), at, {}, {}};
       for (const Parameter& p : weights.list())
         if (const Span both = common(piece.elements, span_of(p)); both.size())
           piece.tensors.push_back({at + both.begin - piece.elements.begin, both.size(), p.decay == Decay::yes});
@@ -265,7 +265,7 @@ class Optimizer {
     std::vector<size_t> by_owner, begins(1, 0);
     for (size_t rank = 0; rank < ranks_.count(); rank++) {
       for (size_t bucket = 0; bucket < own_.size(); bucket++) {
-        const Span part = courier_.deal.chunks(bucket, rank);
+        const Span part = exchange_.partition.chunks(bucket, rank);
         for (size_t i = std::max(first, part.begin); i < std::min(first + chunks, part.end); i++)
           by_owner.push_back(i - first);
       }
@@ -286,7 +286,7 @@ class Optimizer {
   const Ranks ranks_;
   const size_t slices_;
   const size_t chunks_;
-  Courier courier_;
+  Exchange exchange_;
   const std::vector<Piece> own_;  // one of each bucket
   AdamWPlan plan_;
   Buffer<float> norm_, part_norm_;

@@ -33,7 +33,7 @@ namespace {
 #endif
 constexpr size_t most_bytes = MOST_BYTES;
 
-class Requests final : public Journey {
+class Requests final : public Request {
  public:
   MPI_Request* add() { return &requests_.emplace_back(); }
   bool is_done() override {
@@ -65,17 +65,17 @@ class Mpi final : public Transport {
   size_t on_this_host() const override { return size_t(on_this_host_); }
   size_t place_on_host() const override { return size_t(place_on_host_); }
 
-  std::unique_ptr<Journey> begin(const std::vector<Message>& out, const std::vector<Message>& in) override {
-    auto journey = std::make_unique<Requests>();
+  std::unique_ptr<Request> begin(const std::vector<Message>& out, const std::vector<Message>& in) override {
+    auto request = std::make_unique<Requests>();
     for (const Message& m : in)
       in_pieces(m, [&](char* at, int bytes) {
-        MPI_Irecv(at, bytes, MPI_BYTE, int(m.rank), 0, MPI_COMM_WORLD, journey->add());
+        MPI_Irecv(at, bytes, MPI_BYTE, int(m.rank), 0, MPI_COMM_WORLD, request->add());
       });
     for (const Message& m : out)
       in_pieces(m, [&](char* at, int bytes) {
-        MPI_Isend(at, bytes, MPI_BYTE, int(m.rank), 0, MPI_COMM_WORLD, journey->add());
+        MPI_Isend(at, bytes, MPI_BYTE, int(m.rank), 0, MPI_COMM_WORLD, request->add());
       });
-    return journey;
+    return request;
   }
 
   [[noreturn]] void abort(int code) override {

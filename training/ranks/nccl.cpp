@@ -69,7 +69,7 @@ class Nccl final : public GpuTransport {
     cudaStreamDestroy(stream_);
   }
 
-  std::unique_ptr<Journey> begin(const std::vector<Message>& out, const std::vector<Message>& in,
+  std::unique_ptr<Request> begin(const std::vector<Message>& out, const std::vector<Message>& in,
                                  void* stream) override {
     const auto computes = static_cast<cudaStream_t>(stream);
     check_cuda("cudaEventRecord", cudaEventRecord(ready_, computes));
@@ -107,7 +107,7 @@ class Nccl final : public GpuTransport {
     cudaEvent_t begin, end;
   };
 
-  class Group final : public Journey {
+  class Group final : public Request {
    public:
     Group(Nccl& nccl, cudaStream_t computes) : nccl_(nccl), computes_(computes) {
       check_cuda("cudaEventCreateWithFlags", cudaEventCreateWithFlags(&done_, cudaEventDisableTiming));

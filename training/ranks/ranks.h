@@ -31,7 +31,7 @@ inline Span share_of(size_t n, size_t owner, size_t count) {
 }
 
 // Messages of a GPU's memory that go by way of the host's.
-class Staged final : public ranks::Journey {
+class Staged final : public ranks::Request {
   using Messages = std::vector<ranks::Message>;
 
  public:
@@ -44,11 +44,11 @@ class Staged final : public ranks::Journey {
         if (all == &out) Buffer<char>::copy_to_host(device, host.data(), static_cast<char*>(m.at), m.bytes);
         m.at = host.data();
       }
-    journey_ = transport.begin(out, arriving);
+    request_ = transport.begin(out, arriving);
   }
-  bool is_done() override { return landed_ || (journey_->is_done() && land()); }
+  bool is_done() override { return landed_ || (request_->is_done() && land()); }
   void finish() override {
-    journey_->finish();
+    request_->finish();
     if (!landed_) land();
   }
 
@@ -64,7 +64,7 @@ class Staged final : public ranks::Journey {
   const Device device_;
   const Messages in_;
   std::vector<std::vector<char>> host_;  // of what goes out, then of what comes in
-  std::unique_ptr<ranks::Journey> journey_;
+  std::unique_ptr<ranks::Request> request_;
   bool landed_ = false;
 };
 
@@ -87,14 +87,14 @@ class Ranks {
   bool alone() const { return count() == 1; }
   bool leads() const { return rank() == 0; }  // it prints, and writes files
 
-  // As Transport and Journey have them; the time that they take is counted.
-  std::unique_ptr<ranks::Journey> begin(const std::vector<ranks::Message>& out,
+  // As Transport and Request have them; the time that they take is counted.
+  std::unique_ptr<ranks::Request> begin(const std::vector<ranks::Message>& out,
                                         const std::vector<ranks::Message>& in) const {
     const Counted time(*transport_);
     return transport_->begin(out, in);
   }
   // The same of memory of a device, behind what it was given so far.
-  std::unique_ptr<ranks::Journey> begin(const std::vector<ranks::Message>& out, const std::vector<ranks::Message>& in,
+  std::unique_ptr<ranks::Request> begin(const std::vector<ranks::Message>& out, const std::vector<ranks::Message>& in,
                                         Context& ctx) const {
     if (ctx.device != Device::cuda) return begin(out, in);
     if (!gpus_) ctx.synchronize();
@@ -102,17 +102,17 @@ class Ranks {
     if (gpus_) return gpus_->begin(out, in, ctx.stream);
     return std::make_unique<Staged>(out, in, ctx.device, *transport_);
   }
-  bool is_done(ranks::Journey& journey) const {
+  bool is_done(ranks::Request& request) const {
     const Counted time(*transport_);
-    return journey.is_done();
+    return request.is_done();
   }
-  bool is_done_for_gpu(ranks::Journey& journey) const {
+  bool is_done_for_gpu(ranks::Request& request) const {
     const Counted time(*transport_);
-    return journey.is_done_for_gpu();
+    return request.is_done_for_gpu();
   }
-  void finish(ranks::Journey& journey) const {
+  void finish(ranks::Request& request) const {
     const Counted time(*transport_);
-    journey.finish();
+    request.finish();
   }
   void exchange(const std::vector<ranks::Message>& out, const std::vector<ranks::Message>& in) const {
     finish(*begin(out, in));

@@ -19,10 +19,10 @@ struct Message {
 };
 
 // Messages that are on their way.
-class Journey {
+class Request {
  public:
-  virtual ~Journey() = default;
-  // All of them have gone and come. Without a call now and then nothing need move, of any journey.
+  virtual ~Request() = default;
+  // All of them have gone and come. Without a call now and then nothing need move, of any request.
   virtual bool is_done() = 0;
   // The same; or else what the GPU is given from now on waits for that, where it can in the host's place.
   virtual bool is_done_for_gpu() { return is_done(); }
@@ -36,10 +36,10 @@ class Transport {
   virtual size_t count() const = 0;
   virtual size_t on_this_host() const = 0;   // how many of them
   virtual size_t place_on_host() const = 0;  // which of these this one is
-  // Until the journey is done nobody writes what goes out, nor reads or writes what comes in. Two ranks begin the
+  // Until the request is done nobody writes what goes out, nor reads or writes what comes in. Two ranks begin the
   // messages from one to the other in the same order, with the same sizes; one of 0 bytes is none.
   // In host memory.
-  virtual std::unique_ptr<Journey> begin(const std::vector<Message>& out, const std::vector<Message>& in) = 0;
+  virtual std::unique_ptr<Request> begin(const std::vector<Message>& out, const std::vector<Message>& in) = 0;
   double seconds = 0;  // in all these calls so far, the waiting for other ranks included; Ranks counts them
   // The end of this process in a run that has failed, and of the other ranks with it.
   [[noreturn]] virtual void abort(int code) = 0;
@@ -49,7 +49,7 @@ class Transport {
 class GpuTransport {
  public:
   virtual ~GpuTransport() = default;
-  virtual std::unique_ptr<Journey> begin(const std::vector<Message>& out, const std::vector<Message>& in,
+  virtual std::unique_ptr<Request> begin(const std::vector<Message>& out, const std::vector<Message>& in,
                                          void* stream) = 0;
   // Throws where a rank is lost. Whoever waits for the GPU asks again and again.
   virtual void check() = 0;

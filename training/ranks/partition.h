@@ -1,4 +1,4 @@
-// deal: which rank owns what of the flat buffers, and in which buckets that travels (training/ranks/courier.cuh).
+// partition: which rank owns what of the flat buffers, and in which buckets that travels (training/ranks/exchange.cuh).
 //
 // The flat buffers hold the parameters in the order in which a forward reads them, so a backward is done with the last
 // ones first. A bucket is some whole chunks of a layer, as the gradient's norm is added up. Every rank owns a share of
@@ -22,9 +22,9 @@ inline Span span_of(const Parameter& p) {
   return {p.offset, p.offset + p.size};
 }
 
-class Deal {
+class Partition {
  public:
-  Deal(const Parameters& weights, size_t ranks) : ranks_(ranks), size_(weights.flat_size()) {
+  Partition(const Parameters& weights, size_t ranks) : ranks_(ranks), size_(weights.flat_size()) {
     std::vector<size_t> ends = weights.layer_begins();
     if (ranks == 1) ends.clear();  // nothing travels
     ends.push_back(size_);
