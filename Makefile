@@ -423,8 +423,8 @@ $(MODELLED): $(BUILD)/model/%.cubin: $(REHEARSAL)/units/%.ptx
 	$(CUDA_HOME)/bin/ptxas -arch=sm_90$(findstring a,$(shell sed -n 's/^\.target sm_[0-9]*//p' $< | head -1)) -lineinfo -o $@ $<
 gpu-model: $(MODELLED) $(REHEARSAL)/train  ## the time of each kernel of a step, computed from its machine code -> results/gpu_model.json
 	@scripts/gpu_model.py --json=results/gpu_model.json $(BUILD)/model $(REHEARSAL)/train
-ptx: $(if $(KERNEL),$(REHEARSAL)/kernels.ptx)  ## a kernel as nvcc makes it, below the lines of its source: make ptx KERNEL=rmsnorm_forward_kernel
-	@ptx/show.py "$(KERNEL)" $(KERNEL_UNITS:%=$(REHEARSAL)/units/%.ptx)
+ptx: $(and $(KERNEL),$(NVCC),$(REHEARSAL)/kernels.ptx)  ## a kernel as nvcc makes it, below the lines of its source: make ptx KERNEL=rmsnorm_forward_kernel
+	@$(if $(NVCC),ptx/show.py "$(KERNEL)" $(KERNEL_UNITS:%=$(REHEARSAL)/units/%.ptx),echo "make ptx: nvcc was not found (CUDA_HOME, the path, /usr/local/cuda*): install CUDA 12 or newer" >&2; exit 1)
 rehearsal: export CHECK_SECONDS ?= 3600
 rehearsal: export JOBS ?= $(CORES)
 rehearsal: export GATED_GUARD = off
@@ -530,8 +530,8 @@ $(EXERCISES)/project: $(EXERCISES)/project.o $(EXERCISES)/answers_main.o $(EXERC
 # Coverage-guided fuzzing of what reads foreign bytes (needs clang and libclang-rt-14-dev).
 FUZZ_SECONDS ?= 120
 READERS := $(patsubst tests/fuzz_%.cpp,%,$(wildcard tests/fuzz_*.cpp))
-fuzz: $(if $(filter $(READERS),$(READER)),$(HOST_UNITS:%=%.cpp) $(BUILD)/release/layers.a $(BUILD)/release/kernels.a)  ## fuzz a reader: make fuzz READER=shards|safetensors|flags|hf_config|tokenizer|choices FUZZ_SECONDS=120
-	@$(if $^,mkdir -p $(BUILD)/fuzz/$(READER),echo "make fuzz READER=$(READER): expected one of: $(READERS)" >&2; exit 1)
+fuzz: $(if $(and $(filter $(READERS),$(READER)),$(shell command -v clang++)),$(HOST_UNITS:%=%.cpp) $(BUILD)/release/layers.a $(BUILD)/release/kernels.a)  ## fuzz a reader: make fuzz READER=shards|safetensors|flags|hf_config|tokenizer|choices FUZZ_SECONDS=120
+	@$(if $^,mkdir -p $(BUILD)/fuzz/$(READER),echo "make fuzz READER=$(READER): $(if $(filter $(READERS),$(READER)),clang++ was not found (Debian: apt-get install clang libclang-rt-14-dev),expected one of: $(READERS))" >&2; exit 1)
 	clang++ -std=c++20 -O1 -g -I. -fsanitize=fuzzer,address,undefined -fopenmp -o $(BUILD)/fuzz_$(READER) tests/fuzz_$(READER).cpp $^ $(LIBS)
 	$(BUILD)/fuzz_$(READER) -max_total_time=$(FUZZ_SECONDS) $(BUILD)/fuzz/$(READER) $(wildcard tests/corpus/$(READER))
 

@@ -43,6 +43,7 @@ set_together() {
     how == "solution" ? inside : !(inside && how == "gap")' "$2"
 }
 
+[ $# -gt 1 ] || case "${1:-}" in list | answers) ;; *) set -- "" ;; esac
 case "$1" in
 list)
   next=

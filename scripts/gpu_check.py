@@ -55,6 +55,7 @@ import hashlib
 import json
 import os
 import re
+import signal
 import subprocess
 import sys
 import tempfile
@@ -79,6 +80,7 @@ GOLDEN = "--data=bigram-backcopy --steps=20 --lr=3e-3 --warmup=20 --norm=gated -
 OTHER_GOLDEN = {"a hybrid": " --mixer=hybrid", "experts": " --experts=8 --shared-experts=1",
                 "a run in bf16": " --precision=bf16"}
 BESIDE_PYTORCH = " beside PyTorch"
+BY_SOMEBODY = [code for s in (signal.SIGINT, signal.SIGTERM) for code in (-s, 128 + s)]  # Ctrl-C, a machine that stops
 PASSED = re.compile(r"^All tests passed|^test cases: (\d+) \| \1 passed$", re.MULTILINE)  # what Catch2 says
 
 
@@ -347,7 +349,7 @@ def read_json(name):
 
 
 def run_check(check, checks, results, start, may_take, until_the_end):
-    """Where the run ends before the check may be called too long, the check is broken off and left."""
+    """Where the run ends before the check may be called too long, or somebody ends it, the check is left."""
     log = os.path.join(checks.logs, re.sub("[ ,]", "_", check.name) + ".log")
     if os.path.exists(launched := check.environment.get("PTX_LAUNCHED", "")):
         os.remove(launched)  # to which a program adds
@@ -369,7 +371,7 @@ def run_check(check, checks, results, start, may_take, until_the_end):
     outcome = "ok" if code == 0 else f"FAIL: longer than {may_take} s" if stopped else f"FAIL: exit {code}"
     if code == 0 and "No tests ran" in text:
         outcome = "FAIL: no case ran"
-    broken_off = stopped and until_the_end < may_take
+    broken_off = stopped and until_the_end < may_take or code in BY_SOMEBODY
     took = int(time.time() - start)
     with results.lock:
         printed = ""
@@ -474,8 +476,11 @@ def main(result, train, bench, tests, of_cublas):
         def run_in_time(check):
             if (now := time.time()) < deadline:
                 run_check(check, checks, results, now, may_take, deadline - now)
-        with concurrent.futures.ThreadPoolExecutor(1 if stage in ("bench", "pytorch") else jobs) as side_by_side:
-            list(side_by_side.map(run_in_time, of_stage))
+        try:
+            with concurrent.futures.ThreadPoolExecutor(1 if stage in ("bench", "pytorch") else jobs) as side_by_side:
+                list(side_by_side.map(run_in_time, of_stage))
+        except KeyboardInterrupt:
+            break
 
     failed, left, not_run = results.named("FAIL"), len(results.left(wanted)), results.not_run(stages)
     if failed:

@@ -10,7 +10,8 @@
 #        scripts/gpu_pack.sh --rehearsal ARCHIVE.tar.gz TRAIN TEST...                  the rehearsal's, with its kernels
 set -eu
 rehearsal=
-[ "$1" = --rehearsal ] && rehearsal=$1 && shift
+[ "${1:-}" = --rehearsal ] && rehearsal=$1 && shift
+[ $# -ge 3 ] || { sed -n '/^# usage/,/^set/s/^# //p' "$0" >&2 && exit 2; }
 archive=$1 train=$2
 shift 2
 cd "$(dirname "$0")/.."

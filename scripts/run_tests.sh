@@ -37,6 +37,7 @@ if [ "${1:-}" = --one ]; then
   fi
   exit 0
 fi
+[ $# -gt 0 ] || { sed -n 's/^# usage/usage/p' "$0" >&2 && exit 2; }
 results=$(mktemp)
 trap 'rm -f "$results"' EXIT
 printf '%s\n' "$@" | xargs -P "$(nproc 2>/dev/null || getconf _NPROCESSORS_ONLN)" -n 1 "$0" --one | tee "$results"

@@ -843,6 +843,11 @@ TEST_CASE_METHOD(
   REQUIRE(chmod(newest.c_str(), 0) == 0);
   refused(resume, "step_00000006.safetensors: cannot open: Permission denied: it may be good", bound_by_permissions);
   for (const std::string& path : {newest, log}) REQUIRE(chmod(path.c_str(), 0600) == 0);
+  fs::create_directories(path / "shut/run");
+  fs::permissions(path / "shut", fs::perms::none);
+  refused("--generate --out=shut/run", "--generate: --out=shut/run: cannot read: Permission denied",
+          bound_by_permissions);
+  fs::permissions(path / "shut", fs::perms::owner_all);
   REQUIRE(contents(log) == lines);
 
   const char* const alarmed = "exec timeout 60 ./train";

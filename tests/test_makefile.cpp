@@ -95,6 +95,13 @@ TEST_CASE("makefile: a compiler for ARM64 gets no flag of x86-64", "[makefile]")
   REQUIRE(says(fast("ARCH=native"), {" -Xpreprocessor -fopenmp ", " -O3 -mcpu=native "}));
 }
 
+TEST_CASE("makefile: without nvcc `make ptx` says so before it builds", "[makefile]") {
+  const Copy copy;
+  const Said said = copy.f.run("env -u MAKEFLAGS -u MFLAGS -u MAKELEVEL make CXX=./cc NVCC= ptx KERNEL=rmsnorm");
+  REQUIRE(says(ended(said, 2).text, {"make ptx: nvcc was not found", "install CUDA"}));
+  REQUIRE(!fs::exists(copy.f / "build/rehearsal"));
+}
+
 TEST_CASE("makefile: every file of the operations is in one of nvcc's units, and a new one joins", "[makefile]") {
   const Copy copy;
   copy.f.write("kernels/new_idea.cu", "");

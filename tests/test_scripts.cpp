@@ -445,6 +445,25 @@ TEST_CASE("scripts: gpu-check that was killed goes on behind the last check that
   REQUIRE(f.result()["checks"].size() == 3);
 }
 
+TEST_CASE("scripts: gpu-check leaves a check that somebody ends to the next run", "[scripts]") {
+  FAKE_GPU(f);
+  for (const char* signal : {"INT", "TERM"}) {
+    f.program("test_a_bf16", format("echo $0 >>asked\n[ -e calm ] || kill -%s $$", signal));
+    f.ran(3, "STAGES=bitwise", 2);
+    REQUIRE(f.result()["checks"].size() == 2);
+  }
+  f.write("calm", "");
+  f.ran(1, "STAGES=bitwise");
+  REQUIRE(f.outcome_of("bitwise test_a_bf16") == "ok");
+}
+
+TEST_CASE("scripts: what is called without its arguments prints its usage", "[scripts]") {
+  const Folder f;
+  for (const char* script :
+       {"exercise.sh", "exercise.sh take", "gpu_pack.sh", "gpu_pack.sh out.tar.gz", "run_tests.sh"})
+    REQUIRE(says(ended(f.run(format("cd {repo} && scripts/%s", script)), 2).text, {"scripts/"}));
+}
+
 TEST_CASE("scripts: gpu-check goes on with programs that were built again from the same source", "[scripts]") {
   FAKE_GPU(f);
   NEEDS("strip --version", "strip", "programs that were built again");

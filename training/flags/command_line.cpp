@@ -283,6 +283,8 @@ bool parse_command_line(Config& config, int argc, char** argv) {
     const std::string& out = value_of("--out");
     std::error_code error;
     const std::filesystem::file_status there = std::filesystem::status(out, error);
+    require(!error || there.type() == std::filesystem::file_type::not_found, "--generate: --out=%s: cannot read: %s",
+            out.c_str(), error.message().c_str());
     require(
         out.empty() || std::filesystem::exists(there),
         "--generate: --out=%s: there is no such file or folder: name the --out of a run that has saved a checkpoint",
