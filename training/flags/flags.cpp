@@ -81,10 +81,11 @@ void list_norm_flags(FlagTable& t, ModelConfig& m) {
                   {"zero-centred", true, "kernels/rmsnorm.cu", "1 + w, w starting at 0"}},
                  "the weight of RMS norms");
   t.number("--norm-rank", m.norm.gate.rank, between<size_t>(1, 512), "rank of GatedNorm's gate");
-  t.choice<NormGateScore>("--norm-gate", m.norm.gate.score,
-                          {{"elementwise", NormGateScore::elementwise, "kernels/gate.cu", "one for every element"},
-                           {"tensorwise", NormGateScore::tensorwise, "kernels/gate.cu", "one for every token"}},
-                          "scores of GatedNorm's gate");
+  t.choice<NormGateScore>(
+      "--norm-gate", m.norm.gate.score,
+      {{"elementwise", NormGateScore::elementwise, "kernels/gated_norm.cu", "one for every element"},
+       {"tensorwise", NormGateScore::tensorwise, "kernels/gated_norm.cu", "one for every token"}},
+      "scores of GatedNorm's gate");
   t.choice<Activation>("--norm-gate-act", m.norm.gate.op.act, activations_for(norm_gate),
                        "activation of GatedNorm's gate");
   t.choice<bool>("--norm-gate-init", m.norm.gate.zero_init,
@@ -307,11 +308,13 @@ void list_experts_flags(FlagTable& t, ModelConfig& m) {
   t.on_off("--router-bias", e.router_bias, "layers/moe.cuh", "a bias of the router's logits (gpt-oss)");
   t.number("--balance-loss", e.balance, between(0.0f, 1e3f),
            "factor of the loss that keeps all experts busy (kernels/router.cu)");
-  t.choice<BalanceOver>("--balance-over", e.balance_over,
-                        {{"global", BalanceOver::global, "layers/moe.cuh",
-                          "all micro-batches of the slice so far: of the step, with --slices=1 (arXiv 2501.11873)"},
-                         {"micro-batch", BalanceOver::micro_batch, "layers/moe.cuh", "the micro-batch alone"}},
-                        "the tokens that --balance-loss counts");
+  t.choice<BalanceOver>(
+      "--balance-over", e.balance_over,
+      {{"global", BalanceOver::global, "layers/moe.cuh",
+        "all micro-batches of the slice so far: of the step, with --slices=1 (arXiv 2501.11873). By default, "
+        "with up to eight micro-batches, a slice is one of them, and both values mean the same"},
+       {"micro-batch", BalanceOver::micro_batch, "layers/moe.cuh", "the micro-batch alone"}},
+      "the tokens that --balance-loss counts");
   t.number("--z-loss", e.z, between(0.0f, 1e3f), "factor of the loss that keeps the router's logits small");
 }
 

@@ -22,8 +22,9 @@
 //   weight at the top              |lambda| of a norm at the top dimension of the state in front of its block (final
 //                                  norm: the last state) over the mean |lambda| of that norm; the mean of a layer's
 //                                  norms, and of all
-//   residual-sink dimensions       where in some state |h| > 10 times that median on more than half of the tokens; the
-//                                  largest mean |h| over all states first (arXiv 2601.22966)
+//   residual-sink dimensions       where in some state |h| > 10 times the median |h| of the state in its batch, on more
+//                                  than half of the tokens; the largest mean |h| over all states first (arXiv
+//                                  2601.22966)
 //   outliers of a state            the three dimensions with the largest mean |h|, and the mean |h| of the median
 //                                  dimension, over the tokens without a massive activation in that state (as in papers
 //                                  on outlier dimensions)
@@ -156,9 +157,9 @@ class Meter final : public Inspector {
   // All that is found in one layer. state is that of the stream in front of it.
   struct Layer {
     Measures::Peak largest, behind_first;
-    std::vector<size_t> large;                  // (C) tokens on which the dimension is far above the median
-    std::vector<double> size;                   // (C) sum of |h|
-    std::vector<size_t> top_of;                 // (C) tokens on which the dimension is the largest
+    std::vector<size_t> large;   // (C) tokens on which the dimension is far above the median
+    std::vector<double> size;    // (C) sum of |h|
+    std::vector<size_t> top_of;  // (C) tokens on which the dimension is the largest
     Mean median;
     std::vector<std::vector<double>> weights;   // (C) |lambda| of each norm
     Dimensions usual;                           // over the tokens that have no massive activation

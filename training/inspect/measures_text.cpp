@@ -148,10 +148,10 @@ std::string measures_text(const Measures& m, size_t width) {
   if (!weights.empty()) line("", "norms' weight at the top dimension over their mean, by layer:" + weights);
   std::string dimensions;
   for (size_t i = 0; i < r.sink_dimensions.size() && i < 8; i++)
-    dimensions += format("%s%zu", i ? ", " : ": ", r.sink_dimensions[i]);
+    dimensions += format(i ? ", %zu" : "%zu", r.sink_dimensions[i]);
   if (r.sink_dimensions.size() > 8) dimensions += ", ...";
   line("", format("residual-sink dimensions: %zu", r.sink_dimensions.size()) +
-               (dimensions.empty() ? "" : " (" + dimensions.substr(2) + ")"));
+               (dimensions.empty() ? "" : " (" + dimensions + ")"));
   size_t state = 0;  // whose largest dimension stands out most; NaN never does
   const auto medians = [&](size_t s) { return m.outliers[s].sizes[0] / m.outliers[s].median; };
   for (size_t s = 0; s < m.outliers.size(); s++)
