@@ -18,6 +18,7 @@ import re
 import shlex
 import statistics
 import tempfile
+import textwrap
 
 from common import ROOT, cores, parser_of, refuse, require_train, write_whole
 from paired import FEWEST, half_width, rank_agreement, verdicts
@@ -374,7 +375,8 @@ def write_index(folder):
              "rows is said from five seeds on, corrected for the whole table. A JSON file beside each table holds "
              "every run's flags and fingerprints. [How to rerun them](../docs/tables.md), "
              "[what they say](../docs/claims.md).")
-    page = ["# The papers' tables at a small scale", "", about, "", PAPERS, "", *markdown(heading, rows)]
+    about, papers = (textwrap.fill(text, 120, break_on_hyphens=False) for text in (about, PAPERS))
+    page = ["# The papers' tables at a small scale", "", about, "", papers, "", *markdown(heading, rows)]
     write_whole(os.path.join(folder, "README.md"), "\n".join(page) + "\n")
 
 
