@@ -24,6 +24,7 @@ class ThreadSums {
   // loads are on their way at a time.
   template <int at_once, class Four>
   __device__ void add_to(Four four) const {
+    static_assert(sums % (4 * at_once) == 0);
 #pragma unroll
     for (int first = 0; first < sums / 4; first += at_once) {
       Quad kept[at_once];

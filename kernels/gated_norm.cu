@@ -409,7 +409,8 @@ void gated_norm_backward(Reals dx, Reals dbranch, const GatedNormGradients& grad
                          const GatedNormWeights& weights, const GatedNormShape& shape, Context& ctx) {
   require_residual_backward("gated_norm_backward", dbranch, in, shape.C);
   require_gated_norm("gated_norm_backward", weights, shape);
-  require(dx != dy, "gated_norm_backward: dx is dy, which is read again after dx is written");
+  require(dx != dy && (!dbranch || dbranch != dy),
+          "gated_norm_backward: dx or dbranch is dy, which is read again after they are written");
   if (shape.N == 0) return;
   float* scratch = ctx.scratch(gated_norm_backward_scratch(shape, ctx.device) / sizeof(float));
   if (ctx.device == Device::cpu) {

@@ -35,7 +35,7 @@ using GatedNormGradients = GatedNormParameters<float*>;
 void gated_norm_forward(Reals y, float* r, float* low, Reals sum, const ResidualIn& in, const GatedNormWeights& weights,
                         const GatedNormShape& shape, Context& ctx);
 // dx and, where it is not null, dbranch (N,C) are written (kernels/residual.h), the gradients of parameters
-// accumulated. dx may be in.dresidual, but is not dy.
+// accumulated. dx may be in.dresidual; neither dx nor dbranch is dy.
 void gated_norm_backward(Reals dx, Reals dbranch, const GatedNormGradients& gradients, ConstReals dy,
                          const ResidualBackwardIn& in, const float* low, const float* r,
                          const GatedNormWeights& weights, const GatedNormShape& shape, Context& ctx);

@@ -78,6 +78,7 @@ __global__ void gradient_root_kernel(float* norm, const float* sums, size_t chun
 // ---- launchers
 
 void add_slices(float* total, bool first, const float* slices, size_t count, size_t step, size_t n, Context& ctx) {
+  require(count > 0, "add_slices: there are no slices");
   if (ctx.device == Device::cpu) return add_slices_cpu(total, first, slices, count, step, n);
   launch(add_slices_kernel, elementwise_grid(n), elementwise_block, 0, ctx, total, first, slices, count, step, n);
 }

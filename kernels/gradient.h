@@ -7,7 +7,7 @@
 namespace gated {
 
 // total (n) += slices (count, n), one after the other; from 0 where they are its `first`. A slice begins `step`
-// elements after the one before it, a multiple of 4 where there are several.
+// elements after the one before it, a multiple of 4 where there are several. count = 0 is refused.
 void add_slices(float* total, bool first, const float* slices, size_t count, size_t step, size_t n, Context& ctx);
 // total (n) += g (n).
 inline void accumulate_gradient(float* total, const float* g, size_t n, Context& ctx) {

@@ -99,6 +99,7 @@ __global__ void __launch_bounds__(rows_block)
 // ---- launchers
 
 static void require_l2norm(const char* name, const L2normShape& s, bool in_place) {
+  require(s.H > 0, "%s: tokens have no heads", name);
   require(s.D > 0, "%s: heads have no elements", name);
   const size_t width = s.H * s.D;
   require((!s.x_stride || s.x_stride >= width) && (!s.y_stride || s.y_stride >= width),

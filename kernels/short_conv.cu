@@ -293,6 +293,7 @@ static void require_taps(const char* operation, const float* w, const ShortConvS
 void short_conv_forward(Reals y, Reals final, ConstReals x, const float* w, ConstReals initial, const ShortConvShape& s,
                         Context& ctx) {
   require_taps("short_conv_forward", w, s);
+  require(!(y == x), "short_conv_forward: y is x, which later tokens still need");
   with_storage(y, [&](auto stored) {
     using S = decltype(stored);
     if (ctx.device == Device::cpu)
@@ -313,7 +314,7 @@ void short_conv_forward(Reals y, Reals final, ConstReals x, const float* w, Cons
 void short_conv_backward(Reals dx, float* dw, Reals dinitial, ConstReals dy, ConstReals dfinal, ConstReals x,
                          const float* w, ConstReals initial, const ShortConvShape& s, Context& ctx) {
   require_taps("short_conv_backward", w, s);
-  require(!(dx == dy), "short_conv_backward: dx is dy, which later tokens still need");
+  require(!(dx == dy) && !(dx == x), "short_conv_backward: dx is dy or x, which other tokens still need");
   with_storage(dx, [&](auto stored) {
     using S = decltype(stored);
     if (ctx.device == Device::cpu)

@@ -225,6 +225,7 @@ TEST_CASE("gated_norm: what it refuses") {
            {{1, 0, 2}, "rows have no columns"}})
     REQUIRE_THROWS_WITH(gated_norm_forward(b, b, b, nullptr, {a}, w, s, cpu),
                         std::string("gated_norm_forward: ") + why);
-  REQUIRE_THROWS_WITH(gated_norm_backward(c, nullptr, g, c, {a}, a, a, w, {1, 4, 2}, cpu),
-                      "gated_norm_backward: dx is dy, which is read again after dx is written");
+  for (const auto& [dx, dbranch] : {std::pair{c, b}, {b, c}})
+    REQUIRE_THROWS_WITH(gated_norm_backward(dx, dbranch, g, c, {a, nullptr, a}, a, a, w, {1, 4, 2}, cpu),
+                        "gated_norm_backward: dx or dbranch is dy, which is read again after they are written");
 }

@@ -97,6 +97,12 @@ TEST_CASE("add_slices: what the program runs equals the reference bit for bit", 
       }
 }
 
+TEST_CASE("add_slices: no slices are refused") {
+  Context cpu(Device::cpu);
+  float total[1] = {};
+  REQUIRE_THROWS_WITH(add_slices(total, true, total, 0, 0, 1, cpu), "add_slices: there are no slices");
+}
+
 TEST_CASE("add_slices: a sum that begins has no negative zero", "[bitwise]") {
   Trial t;
   const auto total = t.out(5), slices = t.in(std::vector<float>(5, -0.0f));

@@ -69,6 +69,7 @@ TEST_CASE("l2norm: heads inside wider rows give the bits of packed ones, and not
 TEST_CASE("l2norm: what it refuses") {
   Context cpu(Device::cpu);
   float a[16] = {}, b[16] = {};
+  REQUIRE_THROWS_WITH(l2norm_forward(a, b, a, {.N = 1, .H = 0, .D = 4}, cpu), "l2norm_forward: tokens have no heads");
   REQUIRE_THROWS_WITH(l2norm_forward(a, b, a, {.N = 1, .H = 1, .D = 0}, cpu), "l2norm_forward: heads have no elements");
   REQUIRE_THROWS_WITH(l2norm_forward(a, b, b, {.N = 1, .H = 2, .D = 4, .x_stride = 7}, cpu),
                       "l2norm_forward: strides are 7 and 0, expected 0 or at least the 8 elements of a token");

@@ -130,8 +130,11 @@ TEST_CASE("short_conv: token by token in place, and no bit depends on later toke
 
 TEST_CASE("short_conv: what it refuses") {
   Context cpu(Device::cpu);
-  float x[4] = {}, y[4] = {};
+  float x[4] = {}, y[4] = {}, dw[4] = {};
   REQUIRE_THROWS_WITH(short_conv_forward(y, nullptr, x, x, nullptr, {1, 1, 4, 0}, cpu), "short_conv_forward: no taps");
-  REQUIRE_THROWS_WITH(short_conv_backward(y, y, nullptr, y, nullptr, x, x, nullptr, {1, 1, 4, 1}, cpu),
-                      "short_conv_backward: dx is dy, which later tokens still need");
+  REQUIRE_THROWS_WITH(short_conv_forward(x, nullptr, x, y, nullptr, {1, 1, 4, 1}, cpu),
+                      "short_conv_forward: y is x, which later tokens still need");
+  for (float* dx : {x, y})
+    REQUIRE_THROWS_WITH(short_conv_backward(dx, dw, nullptr, y, nullptr, x, x, nullptr, {1, 1, 4, 1}, cpu),
+                        "short_conv_backward: dx is dy or x, which other tokens still need");
 }
