@@ -136,9 +136,9 @@ size_t AdamWPlan::bytes(const std::vector<AdamWTensor>& tensors) {
 
 // A thread owns four neighbouring elements of its block, a Quad (kernels/activation.cu). It reads four arrays and
 // writes three, each once: 28 bytes an element cross the bus, and 2 for a copy. All threads read the same norm, so
-// either all of them update or none. One that is not finite stops the later updates, too:
-// the first block says so. `stopped` is written under a bad norm alone and read under a good one alone, never both in
-// one launch, so nobody has to wait.
+// either all of them update or none. One that is not finite stops the later updates, too: the first block says so.
+// `stopped` is written under a bad norm alone and read under a good one alone, never both in one launch, so nobody has
+// to wait.
 __global__ void __launch_bounds__(elementwise_block)
     adamw_update_kernel(float* w, float* m, float* v, bf16* copy, const float* g, const float* norm,
                         const AdamWBlock* blocks, const AdamWStep* step, int* stopped) {

@@ -4,7 +4,7 @@
 //   The forward is in matmul.cu, which adds b as it writes y.
 // order: a column (core/reduce.cuh)
 // shapes: dy (N,C) f32 or bf16; db (C) f32, accumulated
-// twins: none; the CPU's loops stand in this file
+// twins: none; the CPU's loops stand in core/reduce.cuh
 // --attn-bias, --ffn-bias | tests/test_bias.cpp
 #include "kernels/bias.h"
 

@@ -6,11 +6,10 @@
 // backward: y is a sum of products, and each factor gets the other one times dy. A row belongs to one slot alone:
 //     drow(n,j) = w_nj * dy_n        dw_nj = dy_n . row(n,j), a sum over the columns        dplus = dy
 // exactly: y starts as the product w_n0 * row(n,0), rounded; the others join it in slot order, one fused step each;
-// plus is
-//   added last; y in bf16 is that, rounded. dw is a row's sum (core/reduce.cuh). Weights and their gradients stay fp32.
+//   plus is added last; y in bf16 is that, rounded. dw is a row's sum (core/reduce.cuh). Weights and their gradients
+//   stay fp32.
 // shapes: y, plus, dy (N,C) f32 or bf16; rows, drows (M,C), M = N*k; w, dw (N,k) f32 | all written; y may be plus,
-// drows may be
-//         rows
+//   drows may be rows
 // twins: kernels/cpu/combine_cpu.cpp
 // --experts, --experts-per-token, --shared-experts | tests/test_combine.cpp
 #include "kernels/combine.h"
@@ -52,8 +51,7 @@ IN_FLOAT_AND_DOUBLE(combine_backward_ref);
 // ---- kernels
 
 // A thread owns four neighbouring columns of a token, a Quad (kernels/activation.cu), and carries their sums in
-// registers along the k rows. The bus:
-// 1 + k elements for one of y, and one more with plus.
+// registers along the k rows. The bus: 1 + k elements for one of y, and one more with plus.
 template <class S>
 __global__ void __launch_bounds__(elementwise_block)
     combine_forward_kernel(S* y, const S* rows, const float* weight, const S* plus, const int* row_of_slot, size_t N,

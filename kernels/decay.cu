@@ -2,8 +2,7 @@
 //   The two numbers that a token gives the gated delta rule (kernels/gated_delta.cu) for each head: e^g, between 0 and
 //   1, is what the state keeps of itself, and beta, between 0 and 1, how much of the token's value it takes in. Both
 //   are made from a logit of the token, a or b. exp(A_log) > 0 is the rate of a head, and softplus(a + dt_bias) > 0 how
-//   long the
-//   token lasts for it: e^g = e^(-rate * time).                            (Gu & Dao 2023, arXiv 2312.00752)
+//   long the token lasts for it: e^g = e^(-rate * time).                   (Gu & Dao 2023, arXiv 2312.00752)
 // backward, of one number. softplus' = sigmoid, and A_log is in g as a factor e^A_log, whose derivative is itself:
 //     da = dg * -exp(A_log) * sigmoid(a + dt_bias)      ddt_bias += sum over tokens of da
 //     db = dbeta * sigmoid'(b)                          dA_log   += sum over tokens of dg * g

@@ -16,10 +16,9 @@
 // backward of the gather: x_n reaches the loss through its k rows, unchanged, so their gradients add up:
 //     dx_n = sum over j of drows[row_of_slot[n*k + j]]
 // exactly: the sum starts with the first slot's row and takes the others in slot order; with `accumulate` it is then
-// added to dx.
-//   A dx in bf16 is rounded once, after all of that.
+//   added to dx. A dx in bf16 is rounded once, after all of that.
 // shapes: expert (N,k), row_start (E+1), slot_of_row (M), row_of_slot (M), all int; x, dx (N,C) f32 or bf16; rows,
-// drows (M,C)
+//   drows (M,C)
 // twins: kernels/cpu/dispatch_cpu.cpp
 // --experts, --experts-per-token | tests/test_dispatch.cpp
 #include "kernels/dispatch.h"

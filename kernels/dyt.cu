@@ -10,7 +10,7 @@
 //   column of the sums along the rows (core/reduce.cuh), each in its canonical order.
 // in bf16: everything is computed in float, and each number is rounded once, as it is stored
 // shapes: x, y, dy, dx (N,C) f32 or bf16; w, b, dw, db (C); alpha, dalpha (1) | dx is written, dalpha, dw and db
-// accumulated
+//   accumulated
 // twins: kernels/cpu/dyt_cpu.cpp
 // --norm=dyt | tests/test_dyt.cpp
 #include "kernels/dyt.h"

@@ -15,7 +15,7 @@
 // shapes: h, dh (N,C), weight (V,C), positions (T,C) f32 or bf16, all the same; dweight, dpositions, scale, dscale (1)
 //   f32; ids (N) int | h is written, the gradients are accumulated
 // With bf16 the tables are the rounded copies, which products read too. A row that nothing is done to is then its
-// master, rounded.
+//   master, rounded.
 // An id outside [0,V) is refused where the host still sees it, in TokenGroups; the forward makes its h a row of NaN.
 // twins: kernels/cpu/embedding_cpu.cpp
 // --position=learned, --embedding-scale | tests/test_embedding.cpp

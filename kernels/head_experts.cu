@@ -14,7 +14,7 @@
 //   D elements (core/reduce.cuh)
 // A NaN among the logits has no place in an order: it counts as chosen, and y shows it.
 // shapes: x, dx (N,H,E,D) f32 or bf16; z, s (N,H,E) f32; dz (N,H,E); y, dy (N,H,D); all written; s may be z, dz may be
-// s
+//   s
 // twins: kernels/cpu/head_experts_cpu.cpp
 // --head-experts | tests/test_head_experts.cpp
 #include "kernels/head_experts.h"

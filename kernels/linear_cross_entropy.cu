@@ -1,8 +1,7 @@
 // linear_cross_entropy: the loss of a language model, from the last hidden states on
 //
 // 1. Softmax and cross-entropy of one row. Of the logits l (V) of a token, softmax makes probabilities p, and the loss
-// is
-//    -log of the target's:
+//    is -log of the target's:
 //      p_v = e^l_v / sum over u of e^l_u        loss = -log p_target = lse - l_target,   lse = log(sum over u of e^l_u)
 //    e^l overflows for l > 88, so the row's largest logit m is taken out first: lse = m + log(sum over u of e^(l_u-m)).
 //    Backward. lse is the only part of the loss that knows every logit, and ∂lse/∂l_v = e^l_v / sum = p_v, so
@@ -16,8 +15,7 @@
 //      dW = dW + dlogits^T h                              accumulated over the batches of a step
 //
 // 3. Chunks. The logits are by far the largest activation of a small model: 65,536 tokens of 50,257 logits are 12 GiB.
-// So
-//    rows go in chunks through all of (2) and (1), into the same memory. Losses and dh do not know about chunks. Nor
+//    So rows go in chunks through all of (2) and (1), into the same memory. Losses and dh do not know about chunks. Nor
 //    does dW: its sum over tokens goes in slices of 1024 rows, each one chain from +0,
 //      dW = ((dW + slice 0) + slice 1) + ...              one rounding each, ascending
 //    and every chunk but the last is a whole number of slices. So any size of a chunk gives the same bits.
@@ -32,9 +30,9 @@
 //    A slice is a pass over dW, and a chunk is at least a slice. With 1024 rows dW of (50257,768) would be read and
 //    written 32 times for 32,768 tokens, 9.9 GB; with 4096 rows it is 8 times, 2.5 GB, and a product of four times the
 //    depth fills and drains its pipeline a quarter as often. At V 151,936 and C 2048 the passes over slices of 1024
-//    would take an H100 as long as the arithmetic at its peak. The price is memory:
-//    4096 rows of 50,304 floats and as many bf16 are 824 + 412 MB, where 1024 took 309 MB. In fp32, which is computed
-//    for its bits and on CPUs, a slice stays matmul's.
+//    would take an H100 as long as the arithmetic at its peak. The price is memory: 4096 rows of 50,304 floats and as
+//    many bf16 are 824 + 412 MB, where 1024 took 309 MB. In fp32, which is computed for its bits and on CPUs, a slice
+//    stays matmul's.
 //
 // exactly: the sum over a row in the row order (core/reduce.cuh); the maximum of a row has no order
 // shapes: h, dh (N,C) f32 or bf16; weight, dweight (V,C), losses (N) f32; weight_copy (V,C) bf16; targets (N)

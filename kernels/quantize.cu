@@ -2,8 +2,9 @@
 //   Hardware multiplies small integers of a few bits and applies scales. Here every number is rounded to what those
 //   bits and scales stand for and written as a float ("fake quantization"); the exact product of kernels/matmul.cu then
 //   has the error of the format and no other.
-//   E4M3: sign, 4 bits of exponent, 3 of mantissa: multiples of 2^-9 up to 2^-6, then 8 numbers to a power of two, to
-//   448 E2M1: sign, 2 bits of exponent, 1 of mantissa: 0, 0.5, 1, 1.5, 2, 3, 4, 6
+//     E4M3   sign, 4 bits of exponent, 3 of mantissa: multiples of 2^-9 up to 2^-6, then 8 numbers to a power of two,
+//            to 448
+//     E2M1   sign, 2 bits of exponent, 1 of mantissa: 0, 0.5, 1, 1.5, 2, 3, 4, 6
 //   Both round to the nearest, ties to the even one, and stop at their largest number.
 //
 //   --quantize=fp8-w8a8     s = amax/448, x^ = E4M3(x/s)*s
@@ -12,8 +13,7 @@
 //                           amax_b over blocks of 16 along a row, which are what a product sums over; amax over a
 //                           weight's whole matrix, or over each row of activations
 //   amax is the largest |x|. Blocks at the edge are smaller. S maps the largest number to 448*6, so that the largest
-//   block
-//   has the largest s; s maps the largest of a block to 6.              (NVFP4: arXiv 2509.25149)
+//   block has the largest s; s maps the largest of a block to 6.              (NVFP4: arXiv 2509.25149)
 // at the ends: a block of zeros stays zero, and so does one whose s rounds to 0, which is so small beside amax that
 //   nothing of it is left. S stops at the largest float, for amax below 1e-35, and of an amax below 1e-41 nothing is
 //   left. amax passes a NaN over, and the NaN stays where it is. An infinity has no scale: it makes NaN of all numbers
@@ -114,8 +114,8 @@ IN_FLOAT_AND_DOUBLE(quantize_weight_ref);
 
 // ---- kernels
 //
-// Activations: a warp owns a row, as in kernels/rmsnorm.cu. It reads the row once for
-// amax, and again, out of a cache, to round it. A block of NVFP4 is 16 elements: the quads of four neighbouring lanes.
+// Activations: a warp owns a row, as in kernels/rmsnorm.cu. It reads the row once for amax, and again, out of a cache,
+// to round it. A block of NVFP4 is 16 elements: the quads of four neighbouring lanes.
 //
 //   lane       0    1    2    3    4    5    6    7    8 ...
 //   elements  0-3  4-7  ..       15   16 ..        31
@@ -179,7 +179,7 @@ __global__ void __launch_bounds__(rows_block)
     amax = max_of(quad_amax(load_quad(w + r * columns, c, columns)), amax);
   amax = warp_max(amax);
   if (lane == 0) warp_amax[warp] = amax;
-  __syncthreads();
+  __syncthreads();  // warp_amax is whole
   for (unsigned k = 0; k < warps_per_block; k++) amax = max_of(warp_amax[k], amax);
   const float scale = fp8_scale(amax);
   for (size_t r = first + warp; r < end; r += warps_per_block) {

@@ -20,8 +20,8 @@
 //   block passes no dresidual (layers/block.cuh).
 // Exactly: the product with keep and the sum are rounded each.
 // Random numbers: a Philox block is four words (core/philox.cuh). Element (n,c) takes word c%4 of block n*ceil(C/4) +
-// c/4 of its
-//   Philox stream and stays where the draw, in [0,1), is p or more. The backward draws again: nothing is stored.
+//   c/4 of its Philox stream and stays where the draw, in [0,1), is p or more. The backward draws again: nothing is
+//   stored.
 //
 // A Join says how a branch joins: both bounds, and the dropout. ResidualIn is x, branch and their Join;
 //   ResidualBackwardIn is what a backward reads, and its x is the sum (residual.h).

@@ -23,8 +23,8 @@
 //     low = floor(i(32)), high = ceil(i(1)), neither outside 0 to R-1;  ramp_i = (i - low)/(high - low), in 0 to 1
 //     f_i' = f_i * ((1 - ramp_i) + ramp_i/s)
 //   Attention over more tokens is flatter. YaRN sharpens it again: cos and sin, of queries and of keys, are multiplied
-//   by
-//   0.1 log s + 1, so scores are multiplied by the square of that. gpt-oss takes low and high as they are, unrounded.
+//   by 0.1 log s + 1, so scores are multiplied by the square of that. gpt-oss takes low and high as they are,
+//   unrounded.
 //
 // Two others scale frequencies alone. Linear (Chen et al. 2023, arXiv 2306.15595): f_i' = f_i/s for every point. Llama
 //   3: as YaRN keeps and slows points, but blends along a straight line in the number of times n_i = f_i L / (2 pi)
@@ -34,7 +34,7 @@
 // order: of the two products in a sum, the one with sin is rounded, the one with cos goes into the fused
 //   multiply-add. The tables are made on the host in double and rounded once, so they are the same on every machine.
 // shapes: x, y, dx, dy (B,T,H,D) f32 or bf16; tables cos, sin (rows, R/2) f32, R even | y, dx are written; y may be x,
-// dx dy
+//   dx dy
 // twins: kernels/cpu/rope_cpu.cpp
 // --rope-theta, --rope-fraction, --rope-scaling, --window-rope-theta, --yarn | tests/test_rope.cpp
 #include "kernels/rope.h"
@@ -118,8 +118,7 @@ std::vector<double> rope_frequencies(size_t R, double theta, const RopeScaling& 
   if (scaling.kind == Kind::yarn) {
     require(theta > 1 && scaling.trained > 0 && slow > 0 && slow < fast,
             "rope: YaRN stretches %zu tokens at a theta of %g, points that go round %g to %g times, expected more than "
-            "0, 1 and "
-            "a range above 0",
+            "0, 1 and a range above 0",
             scaling.trained, theta, slow, fast);
     const auto goes_round = [&](double times) {
       return double(R) * host_log(L / (two_pi * times)) / (2 * host_log(theta));

@@ -8,8 +8,7 @@
 // softmax over the chosen logits alone, the router of gpt-oss. HF calls the choice norm_topk_prob.
 //
 // 1. backward, of one token. What is chosen is a constant: it jumps, and a jump has no gradient. Let g_j be the
-// gradient of the p
-//    of the j-th chosen, dw_j that of its weight.
+//    gradient of the p of the j-th chosen, dw_j that of its weight.
 //      plain          g_j = dw_j
 //      renormalised   w_i = p_i / S, and S contains every chosen p:   ∂w_i/∂p_j = [i = j]/S - p_i/S^2
 //                     g_j = (dw_j - sum over the chosen i of dw_i*w_i) / S
@@ -26,7 +25,7 @@
 //    another: the loss then asks for balance over the step (Qiu et al. 2025, arXiv 2501.11873). So the counts come from
 //    outside.
 // 3. The z-loss keeps logits small (Zoph et al. 2022, arXiv 2202.08906): z * mean over n of lse_n^2. With ∂lse/∂l_e =
-// p_e,
+//    p_e,
 //      dl_ne += z * 2*lse_n / N * p_ne
 //
 // exactly: as everywhere e^(l - m), m the row's largest logit, with p = that / their sum and lse = m + log(sum). Sums
@@ -35,8 +34,7 @@
 //   The report's sums over tokens have the column order, its sums over experts the row order.
 //   A dl in bf16 is that, rounded.
 // shapes: logits, p (N,E) f32; dlogits (N,E) f32 or bf16; lse (N); expert (N,k) int; weight, dweight (N,k); counts (E)
-// size_t
-//         all outputs written
+//   size_t | all outputs are written
 // twins: kernels/cpu/router_cpu.cpp
 // --experts, --experts-per-token, --router-renormalise, --balance-loss, --z-loss | tests/test_router.cpp
 #include "kernels/router.h"

@@ -2,8 +2,7 @@
 // references (kernels/combine.cu):
 //   - forward: the sums of 128 columns stay in registers while the k rows pass, each element's in slot order
 //   - backward: the 128 chains of a dot product fill vector registers (row_reduce_cpu), and the row is then in a core's
-//   cache,
-//     where the gradient takes its place
+//     cache, where the gradient takes its place
 #include <algorithm>
 
 #include "core/reduce.cuh"
