@@ -66,6 +66,12 @@ HD T max_of(T a, T b) {
   return a > b ? a : b;
 }
 
+// v cut to [-bound, bound]; a NaN stays.
+template <class T>
+HD T clip(T v, T bound) {
+  return v > bound ? bound : v < -bound ? -bound : v;
+}
+
 // c0 + c1 x + c2 x^2 + ..., one fused step a coefficient, the highest first.
 template <class T>
 HD T horner(T, T c) {

@@ -1,4 +1,4 @@
-// activation: y = act(x), element by element: silu, gelu_tanh, gelu_erf, relu2
+// activation: y = act(x), element by element
 //   Between the two matrix products of a feed-forward layer. Without it both would be one matrix product.
 // backward: x_i reaches the loss L through y_i alone, so the chain rule has one term:
 //     dx_i = ∂L/∂x_i = ∂L/∂y_i * ∂y_i/∂x_i = dy_i * act'(x_i)
@@ -93,12 +93,8 @@ __global__ void __launch_bounds__(elementwise_block)
 // kernels above on the CPU, thread by thread. Reals is a pointer that knows whether it points to floats or bf16
 // (core/storage.h): with_storage() calls the function that follows with a value of that type, for which S then stands.
 
-void require_plain_activation(const char* operation, Activation act) {
-  require_activation(operation, act, of_plain);
-}
-
 void activation_forward(Reals y, ConstReals x, size_t n, Activation act, Context& ctx) {
-  require_plain_activation("activation_forward", act);
+  require_activation("activation_forward", act, of_plain);
   with_storage(y, [&](auto stored) {
     using S = decltype(stored);
     if (ctx.device == Device::cpu) return activation_forward_cpu(y.as<S>(), x.as<S>(), n, act);
@@ -110,7 +106,7 @@ void activation_forward(Reals y, ConstReals x, size_t n, Activation act, Context
 }
 
 void activation_backward(Reals dx, ConstReals dy, ConstReals x, size_t n, Activation act, Context& ctx) {
-  require_plain_activation("activation_backward", act);
+  require_activation("activation_backward", act, of_plain);
   with_storage(dx, [&](auto stored) {
     using S = decltype(stored);
     if (ctx.device == Device::cpu) return activation_backward_cpu(dx.as<S>(), dy.as<S>(), x.as<S>(), n, act);

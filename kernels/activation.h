@@ -1,15 +1,12 @@
 // activation: y = act(x), element by element. What it computes, and how: kernels/activation.cu
 #pragma once
-#include "core/nonlinear.cuh"
 #include "core/context.cuh"
+#include "core/nonlinear.cuh"
 #include "core/storage.h"
 
 namespace gated {
 
-// act: silu, gelu_tanh, gelu_erf or relu2: one for of_plain (core/nonlinear.cuh); another is refused.
-void require_plain_activation(const char* operation, Activation act);
-
-// y (n) = act(x (n)). y may be x.
+// y (n) = act(x (n)). y may be x. act: one for of_plain (core/nonlinear.cuh); another is refused.
 void activation_forward(Reals y, ConstReals x, size_t n, Activation act, Context& ctx);
 // dx (n) = dy (n) * act'(x (n)). dx may be dy or x.
 void activation_backward(Reals dx, ConstReals dy, ConstReals x, size_t n, Activation act, Context& ctx);

@@ -16,8 +16,8 @@
 // tests/test_decay.cpp
 #include "kernels/decay.h"
 
-#include "core/nonlinear.cuh"
 #include "core/launch_shape.cuh"
+#include "core/nonlinear.cuh"
 #include "core/reduce.cuh"
 
 namespace gated {

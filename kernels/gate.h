@@ -1,7 +1,7 @@
 // gate: y = x*s or x + s, where s is a score made from a logit z. What it computes, and how: kernels/gate.cu
 #pragma once
-#include "core/nonlinear.cuh"
 #include "core/context.cuh"
+#include "core/nonlinear.cuh"
 #include "core/storage.h"
 
 namespace gated {

@@ -1,4 +1,4 @@
-// glu: y = act(g)*u, act = sigmoid (GLU), silu (SwiGLU), gelu_tanh or gelu_erf (GEGLU)
+// glu: y = act(g)*u: GLU where act is a sigmoid, SwiGLU where it is silu, GEGLU where it is a GELU
 //   (Dauphin et al. 2016, arXiv 1612.08083; Shazeer 2020, arXiv 2002.05202)
 //   The middle of a feed-forward layer: g = x Wgate^T and u = x Wup^T, and y goes on to the down projection. The first
 //   product decides, channel by channel, how much of the second passes: it is a gate.
@@ -50,14 +50,14 @@ IN_FLOAT_AND_DOUBLE(glu_backward_ref);
 
 template <class T>
 void swiglu_clamped_forward_ref(T* y, const T* g, const T* u, size_t n) {
-  for (size_t i = 0; i < n; i++) y[i] = clamped_up_plus_1(u[i]) * clamped_swish(g[i]);
+  for (size_t i = 0; i < n; i++) y[i] = ClampedSwiglu::y(g[i], u[i]);
 }
 
 template <class T>
 void swiglu_clamped_backward_ref(T* dg, T* du, const T* dy, const T* g, const T* u, size_t n) {
   for (size_t i = 0; i < n; i++) {
-    const T to_gate = gate_is_clamped(g[i]) ? T(0) : dy[i] * clamped_up_plus_1(u[i]) * clamped_swish_slope(g[i]);
-    const T to_up = up_is_clamped(u[i]) ? T(0) : dy[i] * clamped_swish(g[i]);
+    T to_gate, to_up;
+    ClampedSwiglu::back(to_gate, to_up, dy[i], g[i], u[i]);
     dg[i] = to_gate;
     du[i] = to_up;
   }
@@ -71,72 +71,38 @@ IN_FLOAT_AND_DOUBLE(swiglu_clamped_backward_ref);
 // bus once: the forward moves 12 bytes an element, the backward 20. Recomputing act(g) in the backward is cheaper than
 // saving it, which would cost 4 bytes more in each of the two. In bf16 it is half of these bytes.
 
-template <class S, Activation act>
+template <class S, class Op>
 __global__ void __launch_bounds__(elementwise_block) glu_forward_kernel(S* y, const S* g, const S* u, size_t n) {
   const size_t i = elementwise_index();
   if (i >= n) return;
   Quad q = load_quad(g, i, n);
   const Quad uq = load_quad(u, i, n);
-  for (int k = 0; k < 4; k++) q.v[k] = activation_value(act, q.v[k]) * uq.v[k];
+  for (int k = 0; k < 4; k++) q.v[k] = Op::y(q.v[k], uq.v[k]);
   store_quad(y, i, n, q);
 }
 
 // All loads come before the first store, so dg may be g, and du may be u or dy.
-template <class S, Activation act>
+template <class S, class Op>
 __global__ void __launch_bounds__(elementwise_block)
     glu_backward_kernel(S* dg, S* du, const S* dy, const S* g, const S* u, size_t n) {
   const size_t i = elementwise_index();
   if (i >= n) return;
   const Quad dyq = load_quad(dy, i, n), gq = load_quad(g, i, n), uq = load_quad(u, i, n);
   Quad dgq, duq;
-  for (int k = 0; k < 4; k++) {
-    dgq.v[k] = dyq.v[k] * uq.v[k] * activation_slope(act, gq.v[k]);
-    duq.v[k] = dyq.v[k] * activation_value(act, gq.v[k]);
-  }
-  store_quad(dg, i, n, dgq);
-  store_quad(du, i, n, duq);
-}
-
-template <class S>
-__global__ void __launch_bounds__(elementwise_block)
-    swiglu_clamped_forward_kernel(S* y, const S* g, const S* u, size_t n) {
-  const size_t i = elementwise_index();
-  if (i >= n) return;
-  Quad q = load_quad(g, i, n);
-  const Quad uq = load_quad(u, i, n);
-  for (int k = 0; k < 4; k++) q.v[k] = clamped_up_plus_1(uq.v[k]) * clamped_swish(q.v[k]);
-  store_quad(y, i, n, q);
-}
-
-template <class S>
-__global__ void __launch_bounds__(elementwise_block)
-    swiglu_clamped_backward_kernel(S* dg, S* du, const S* dy, const S* g, const S* u, size_t n) {
-  const size_t i = elementwise_index();
-  if (i >= n) return;
-  const Quad dyq = load_quad(dy, i, n), gq = load_quad(g, i, n), uq = load_quad(u, i, n);
-  Quad dgq, duq;
-  for (int k = 0; k < 4; k++) {
-    const float to_gate = dyq.v[k] * clamped_up_plus_1(uq.v[k]) * clamped_swish_slope(gq.v[k]);
-    dgq.v[k] = gate_is_clamped(gq.v[k]) ? 0.0f : to_gate;
-    duq.v[k] = up_is_clamped(uq.v[k]) ? 0.0f : dyq.v[k] * clamped_swish(gq.v[k]);
-  }
+  for (int k = 0; k < 4; k++) Op::back(dgq.v[k], duq.v[k], dyq.v[k], gq.v[k], uq.v[k]);
   store_quad(dg, i, n, dgq);
   store_quad(du, i, n, duq);
 }
 
 // ---- launchers
 
-void require_glu_activation(const char* operation, Activation act) {
-  require_activation(operation, act, of_glu);
-}
-
 void glu_forward(Reals y, ConstReals g, ConstReals u, size_t n, Activation act, Context& ctx) {
-  require_glu_activation("glu_forward", act);
+  require_activation("glu_forward", act, of_glu);
   with_storage(y, [&](auto stored) {
     using S = decltype(stored);
     if (ctx.device == Device::cpu) return glu_forward_cpu(y.as<S>(), g.as<S>(), u.as<S>(), n, act);
     with_known_activation<of_glu>(act, [&](auto known) {
-      launch(glu_forward_kernel<S, known>, elementwise_grid(n), elementwise_block, 0, ctx, y.as<S>(), g.as<S>(),
+      launch(glu_forward_kernel<S, Glu<known>>, elementwise_grid(n), elementwise_block, 0, ctx, y.as<S>(), g.as<S>(),
              u.as<S>(), n);
     });
   });
@@ -144,13 +110,13 @@ void glu_forward(Reals y, ConstReals g, ConstReals u, size_t n, Activation act, 
 
 void glu_backward(Reals dg, Reals du, ConstReals dy, ConstReals g, ConstReals u, size_t n, Activation act,
                   Context& ctx) {
-  require_glu_activation("glu_backward", act);
+  require_activation("glu_backward", act, of_glu);
   with_storage(dg, [&](auto stored) {
     using S = decltype(stored);
     if (ctx.device == Device::cpu)
       return glu_backward_cpu(dg.as<S>(), du.as<S>(), dy.as<S>(), g.as<S>(), u.as<S>(), n, act);
     with_known_activation<of_glu>(act, [&](auto known) {
-      launch(glu_backward_kernel<S, known>, elementwise_grid(n), elementwise_block, 0, ctx, dg.as<S>(), du.as<S>(),
+      launch(glu_backward_kernel<S, Glu<known>>, elementwise_grid(n), elementwise_block, 0, ctx, dg.as<S>(), du.as<S>(),
              dy.as<S>(), g.as<S>(), u.as<S>(), n);
     });
   });
@@ -160,7 +126,7 @@ void swiglu_clamped_forward(Reals y, ConstReals g, ConstReals u, size_t n, Conte
   with_storage(y, [&](auto stored) {
     using S = decltype(stored);
     if (ctx.device == Device::cpu) return swiglu_clamped_forward_cpu(y.as<S>(), g.as<S>(), u.as<S>(), n);
-    launch(swiglu_clamped_forward_kernel<S>, elementwise_grid(n), elementwise_block, 0, ctx, y.as<S>(), g.as<S>(),
+    launch(glu_forward_kernel<S, ClampedSwiglu>, elementwise_grid(n), elementwise_block, 0, ctx, y.as<S>(), g.as<S>(),
            u.as<S>(), n);
   });
 }
@@ -170,8 +136,8 @@ void swiglu_clamped_backward(Reals dg, Reals du, ConstReals dy, ConstReals g, Co
     using S = decltype(stored);
     if (ctx.device == Device::cpu)
       return swiglu_clamped_backward_cpu(dg.as<S>(), du.as<S>(), dy.as<S>(), g.as<S>(), u.as<S>(), n);
-    launch(swiglu_clamped_backward_kernel<S>, elementwise_grid(n), elementwise_block, 0, ctx, dg.as<S>(), du.as<S>(),
-           dy.as<S>(), g.as<S>(), u.as<S>(), n);
+    launch(glu_backward_kernel<S, ClampedSwiglu>, elementwise_grid(n), elementwise_block, 0, ctx, dg.as<S>(),
+           du.as<S>(), dy.as<S>(), g.as<S>(), u.as<S>(), n);
   });
 }
 

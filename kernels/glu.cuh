@@ -1,6 +1,7 @@
-// glu: the formulas of the clamped SwiGLU (kernels/glu.cu), for its reference, its kernels and the CPU.
+// glu: the formulas of kernels/glu.cu, for its references, its kernels and the CPU.
 #pragma once
 #include "core/math.cuh"
+#include "core/nonlinear.cuh"
 
 namespace gated {
 
@@ -23,15 +24,44 @@ HD bool gate_is_clamped(T g) {
   return g > T(swiglu_clamped_limit);
 }
 
-// 1 + uc, uc = u between -7 and 7, else the nearer of them.
-template <class T>
-HD T clamped_up_plus_1(T u) {
-  constexpr T limit = T(swiglu_clamped_limit);
-  return (u > limit ? limit : u < -limit ? -limit : u) + T(1);
-}
 template <class T>
 HD bool up_is_clamped(T u) {
   return u > T(swiglu_clamped_limit) || u < -T(swiglu_clamped_limit);
 }
+
+// An element of y, and its gradients: what the kernels and the CPU's loops are templates of. T is float; in double the
+// references take them.
+template <Activation act>
+struct Glu {
+  template <class T>
+  static HD T y(T g, T u) {
+    return activation_value(act, g) * u;
+  }
+  // act(g) and act'(g) share most of their arithmetic: inlined side by side, it is done once.
+  template <class T>
+  static HD void back(T& dg, T& du, T dy, T g, T u) {
+    dg = dy * u * activation_slope(act, g);
+    du = dy * activation_value(act, g);
+  }
+};
+
+struct ClampedSwiglu {
+  // 1 + uc
+  template <class T>
+  static HD T up_plus_1(T u) {
+    return clip(u, T(swiglu_clamped_limit)) + T(1);
+  }
+  template <class T>
+  static HD T y(T g, T u) {
+    return up_plus_1(u) * clamped_swish(g);
+  }
+  template <class T>
+  static HD void back(T& dg, T& du, T dy, T g, T u) {
+    const T to_gate = dy * up_plus_1(u) * clamped_swish_slope(g), to_up = dy * clamped_swish(g);
+    const bool gate_held = gate_is_clamped(g), up_held = up_is_clamped(u);
+    dg = gate_held ? T(0) : to_gate;
+    du = up_held ? T(0) : to_up;
+  }
+};
 
 }  // namespace gated

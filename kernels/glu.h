@@ -1,16 +1,12 @@
 // glu: y = act(g)*u, element by element, and the clamped SwiGLU of gpt-oss. What it computes, and how: kernels/glu.cu
 #pragma once
-#include "core/nonlinear.cuh"
 #include "core/context.cuh"
+#include "core/nonlinear.cuh"
 #include "core/storage.h"
 
 namespace gated {
 
-// act: one for of_glu (core/nonlinear.cuh): sigmoid (GLU), silu (SwiGLU), gelu_tanh or gelu_erf (GEGLU); another is
-// refused.
-void require_glu_activation(const char* operation, Activation act);
-
-// y (n) = act(g (n)) * u (n). y may be g or u.
+// y (n) = act(g (n)) * u (n). y may be g or u. act: one for of_glu (core/nonlinear.cuh); another is refused.
 void glu_forward(Reals y, ConstReals g, ConstReals u, size_t n, Activation act, Context& ctx);
 // dg (n) = dy (n) * u (n) * act'(g (n)), du (n) = dy * act(g). dg may be g, and du may be u or dy: a layer that needs
 // neither input afterwards keeps no memory for the gradients.

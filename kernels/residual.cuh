@@ -9,12 +9,6 @@ namespace gated {
 
 // ---- formulas, one element each
 
-// A NaN stays.
-template <class T>
-HD T clip(T v, T bound) {
-  return v > bound ? bound : v < -bound ? -bound : v;
-}
-
 // The gradient of clip at v: d inside the bounds. An infinite bound passes every d, that of an infinite v too.
 template <class T>
 HD T clip_gradient(T d, T v, float bound) {
@@ -42,7 +36,7 @@ HD Quad dropout_factors(const PhiloxBlock& draw, float p) {
 // Those of columns c to c+3, c a multiple of 4.
 HD Quad dropout_quad(const Dropout& dropout, size_t row, size_t c, size_t C) {
   if (dropout.p == 0) return {{1.0f, 1.0f, 1.0f, 1.0f}};
-  const size_t block = row * ((C + 3) / 4) + c / 4;
+  const size_t block = row * ceil_div(C, 4) + c / 4;
   return dropout_factors(random_block(dropout.seed, dropout_stream(dropout), block), dropout.p);
 }
 
@@ -77,7 +71,7 @@ void dropout_row_cpu(const Dropout& dropout, size_t row, size_t C, size_t begin,
   for (size_t c0 = begin; c0 < end; c0 += piece) {
     float keep[piece];
     const size_t stop = end < c0 + piece ? end : c0 + piece;
-    dropout_piece_cpu(keep, dropout, row * ((C + 3) / 4) + c0 / 4, (stop - c0 + 3) / 4);
+    dropout_piece_cpu(keep, dropout, row * ceil_div(C, 4) + c0 / 4, ceil_div(stop - c0, 4));
 #pragma omp simd
     for (size_t c = c0; c < stop; c++) element(c, keep[c - c0]);
   }
@@ -160,6 +154,7 @@ template <class S>
 struct JoinedRows {
   S* sum;
   ResidualInOf<S> in;
+  const S* normalised = in.branch ? sum : in.x;
 
   __device__ Quad first(size_t row, size_t i, size_t C) const {
     // Without x, -0: v + -0 is v for every v.
@@ -173,7 +168,6 @@ struct JoinedRows {
     store_quad(sum + row * C, i, C, q);
     return stored_quad<S>(q);
   }
-  const S* normalised = in.branch ? sum : in.x;
   __device__ Quad again(size_t row, size_t i, size_t C) const { return load_quad(normalised + row * C, i, C); }
 };
 
@@ -185,9 +179,7 @@ struct JoinedGradient {
   ResidualBackwardInOf<S> in;
 
   __device__ void store(size_t row, size_t i, size_t C, Quad d) const {
-    store(row, i, C, d, join_of(in).clip_sum < INFINITY ? load_quad(in.x + row * C, i, C) : Quad{});
-  }
-  __device__ void store(size_t row, size_t i, size_t C, Quad d, Quad x) const {
+    const Quad x = join_of(in).clip_sum < INFINITY ? load_quad(in.x + row * C, i, C) : Quad{};
     if (in.dresidual) {
       const Quad other = load_quad(in.dresidual + row * C, i, C);
       for (int k = 0; k < 4; k++) d.v[k] = other.v[k] + d.v[k];

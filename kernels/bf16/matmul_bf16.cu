@@ -203,10 +203,7 @@ void require_activated(const char* operation, const Activated& to, Layout layout
   require(layout == (to.y ? Layout::nt : Layout::nn) && accumulate == Accumulate::no && stored == Storage::bf16,
           "%s: an activation is made of a C in bf16 that is written in layout nt, its backward in layout nn",
           operation);
-  if (to.g)
-    require_glu_activation(operation, to.act);
-  else
-    require_plain_activation(operation, to.act);
+  require_activation(operation, to.act, to.g ? of_glu : of_plain);
 }
 
 // By cuBLASLt, which makes the GELU of tanh itself where it can.
