@@ -25,6 +25,7 @@
 
 #include "core/launch_shape.cuh"
 #include "core/reduce.cuh"
+#include "kernels/bias.h"
 
 namespace gated {
 
@@ -172,38 +173,28 @@ void TokenGroups::build(const int* ids, size_t N, Context& ctx) {
 // ---- kernels
 
 // A warp owns a token, as it owns a row in kernels/rmsnorm.cu: a row of the table is read and a row of h is written,
-// 512 neighbouring bytes at a time. `extras` is what becomes of the row on the way: nothing, or what follows below.
-template <class S, class Extras>
+// 512 neighbouring bytes at a time. scale and positions may be null.
+template <class S>
 __global__ void __launch_bounds__(rows_block)
-    embedding_forward_kernel(S* h, const int* ids, const S* weight, Extras extras, size_t N, size_t C, size_t V) {
+    embedding_forward_kernel(S* h, const int* ids, const S* weight, const float* scale, const S* positions, size_t N,
+                             size_t T, size_t C, size_t V) {
   const size_t n = warp_row();
   if (n >= N) return;
   const size_t id = ids[n];
+  const float s = scale ? *scale : 1.0f;  // v * 1 is v for every v
+  const S* const position = positions ? positions + n % T * C : nullptr;
   for (size_t c = 4 * (threadIdx.x % 32); c < C; c += row_chains) {
-    const Quad q = id < V ? load_quad(weight + id * C, c, C) : Quad{{NAN, NAN, NAN, NAN}};
-    store_quad(h + n * C, c, C, extras(q, n, c));
+    Quad q = id < V ? load_quad(weight + id * C, c, C) : Quad{{NAN, NAN, NAN, NAN}};
+    for (int k = 0; k < 4; k++) q.v[k] = q.v[k] * s;
+    if (position) {
+      const Quad p = load_quad(position, c, C);
+      for (int k = 0; k < 4; k++) q.v[k] = q.v[k] + p.v[k];
+    }
+    store_quad(h + n * C, c, C, q);
   }
 }
 
-struct EmbeddingPlain {
-  __device__ Quad operator()(Quad q, size_t, size_t) const { return q; }
-};
-
-template <class S>
-struct EmbeddingScalePositions {
-  const float* scale;
-  const S* positions;
-  size_t T, C;
-  __device__ Quad operator()(Quad q, size_t n, size_t c) const {
-    const float s = scale ? *scale : 1.0f;
-    for (int k = 0; k < 4; k++) q.v[k] = q.v[k] * s;
-    if (!positions) return q;
-    const Quad p = load_quad(positions + n % T * C, c, C);
-    for (int k = 0; k < 4; k++) q.v[k] = q.v[k] + p.v[k];
-    return q;
-  }
-};
-
+namespace embedding {
 // Where the sum of a group waits for the others of its id. Full groups begin 1024 tokens apart or more, so start / 1024
 // is a place of their own; and so do the last ones of the ids that have several.
 __device__ inline size_t piece_place(const int* start, size_t g, size_t N) {
@@ -223,6 +214,7 @@ __device__ inline void add_to_row(float* row, const Quad& sum, const float* scal
   for (int k = 0; k < 4; k++) q.v[k] = q.v[k] + s * sum.v[k];
   store_quad(row, c, C, q);
 }
+}  // namespace embedding
 
 // A warp owns 128 columns of one group, a lane four of them. There are warps for as many groups as a batch of N tokens
 // can have, and those past the count return at once: so one CUDA graph serves every batch of N tokens. The only group
@@ -233,8 +225,8 @@ template <class S>
 __global__ void __launch_bounds__(rows_block)
     embedding_backward_kernel(float* dweight, float* pieces, const S* dh, const int* count, const int* id,
                               const int* start, const int* token, const float* scale, size_t N, size_t C) {
-  const size_t warps_a_group = (C + 127) / 128, groups = size_t(*count);
-  const size_t g = warp_row() / warps_a_group, c = warp_row() % warps_a_group * 128 + 4 * (threadIdx.x % 32);
+  const size_t warps_a_group = ceil_div(C, row_chains), groups = size_t(*count);
+  const size_t g = warp_row() / warps_a_group, c = warp_row() % warps_a_group * row_chains + 4 * (threadIdx.x % 32);
   if (g >= groups || c >= C) return;
   Quad total = {};
 #pragma unroll 8
@@ -242,10 +234,10 @@ __global__ void __launch_bounds__(rows_block)
     const Quad q = load_quad(dh + token[t] * C, c, C);
     for (int k = 0; k < 4; k++) total.v[k] = total.v[k] + q.v[k];
   }
-  if (begins(id, g) && !goes_on(id, g, groups))
-    add_to_row(dweight + id[g] * C, total, scale, c, C);
+  if (embedding::begins(id, g) && !embedding::goes_on(id, g, groups))
+    embedding::add_to_row(dweight + id[g] * C, total, scale, c, C);
   else
-    store_quad(pieces + piece_place(start, g, N) * C, c, C, total);
+    store_quad(pieces + embedding::piece_place(start, g, N) * C, c, C, total);
 }
 
 // dweight += the sums of ids with several groups. The first of them is full: if it begins among the tokens 1024 i to
@@ -254,23 +246,23 @@ __global__ void __launch_bounds__(rows_block)
 __global__ void __launch_bounds__(rows_block)
     embedding_pieces_kernel(float* dweight, const float* pieces, const int* count, const int* id, const int* start,
                             const float* scale, size_t N, size_t C) {
-  const size_t warps_a_row = (C + 127) / 128, groups = size_t(*count);
-  const size_t i = warp_row() / warps_a_row, c = warp_row() % warps_a_row * 128 + 4 * (threadIdx.x % 32);
+  const size_t warps_a_row = ceil_div(C, row_chains), groups = size_t(*count);
+  const size_t i = warp_row() / warps_a_row, c = warp_row() % warps_a_row * row_chains + 4 * (threadIdx.x % 32);
   if (i * embedding_piece >= N || c >= C) return;
   size_t g = 0;
   for (size_t above = groups; above - g > 1;) {
     const size_t middle = g + (above - g) / 2;
     (size_t(start[middle]) < (i + 1) * embedding_piece ? g : above) = middle;
   }
-  if (size_t(start[g]) < i * embedding_piece || !begins(id, g) || !goes_on(id, g, groups)) return;
+  if (size_t(start[g]) < i * embedding_piece || !embedding::begins(id, g) || !embedding::goes_on(id, g, groups)) return;
   float* const row = dweight + id[g] * C;
-  Quad total = load_quad(pieces + piece_place(start, g, N) * C, c, C);
+  Quad total = load_quad(pieces + embedding::piece_place(start, g, N) * C, c, C);
   do {
     g++;
-    const Quad q = load_quad(pieces + piece_place(start, g, N) * C, c, C);
+    const Quad q = load_quad(pieces + embedding::piece_place(start, g, N) * C, c, C);
     for (int k = 0; k < 4; k++) total.v[k] = total.v[k] + q.v[k];
-  } while (goes_on(id, g, groups));
-  add_to_row(row, total, scale, c, C);
+  } while (embedding::goes_on(id, g, groups));
+  embedding::add_to_row(row, total, scale, c, C);
 }
 
 // row_sums[n] = dh[n].weight[ids[n]]: the row order, as in kernels/rmsnorm.cu.
@@ -299,12 +291,8 @@ void embedding_forward(Reals h, const int* ids, ConstReals weight, const Embeddi
     using S = decltype(stored);
     const S *const table = weight.as<S>(), *const positions = extras.positions.as<S>();
     if (ctx.device == Device::cpu) return embedding_forward_cpu(h.as<S>(), ids, table, extras, N, C, V);
-    const auto run = [&](auto with) {
-      launch(embedding_forward_kernel<S, decltype(with)>, rows_grid(N), rows_block, 0, ctx, h.as<S>(), ids, table,
-             with, N, C, V);
-    };
-    if (!extras.scale && !positions) return run(EmbeddingPlain{});
-    run(EmbeddingScalePositions<S>{extras.scale, positions, extras.T, C});
+    launch(embedding_forward_kernel<S>, rows_grid(N), rows_block, 0, ctx, h.as<S>(), ids, table, extras.scale,
+           positions, N, extras.T, C, V);
   });
 }
 
@@ -313,7 +301,7 @@ void embedding_backward(float* dweight, ConstReals dh, const TokenGroups& groups
   with_storage(dh, [&](auto stored) {
     using S = decltype(stored);
     if (ctx.device == Device::cpu) return embedding_backward_cpu(dweight, dh.as<S>(), groups, scale, C);
-    const size_t N = groups.tokens(), warps = ceil_div(C, 128), scratch = embedding_backward_scratch(N, C);
+    const size_t N = groups.tokens(), warps = ceil_div(C, row_chains), scratch = embedding_backward_scratch(N, C);
     float* const pieces = scratch ? ctx.scratch(scratch / sizeof(float)) : nullptr;
     launch(embedding_backward_kernel<S>, rows_grid(groups.most_groups() * warps), rows_block, 0, ctx, dweight, pieces,
            dh.as<S>(), groups.count(), groups.id(), groups.start(), groups.token(), scale, N, C);
@@ -327,16 +315,13 @@ size_t embedding_backward_scratch(size_t N, size_t C) {
   return N <= embedding_piece ? 0 : 2 * (N / embedding_piece + 1) * C * sizeof(float);
 }
 
-// The sequences are rows of T*C columns: a column sum, whose kernels are in core/reduce.cuh.
+// The sequences are rows of T*C columns.
 size_t embedding_positions_backward_scratch(size_t B, size_t T, size_t C) {
-  return column_reduce_scratch(B, T * C);
+  return bias_backward_scratch(B, T * C);
 }
 
 void embedding_positions_backward(float* dpositions, ConstReals dh, size_t B, size_t T, size_t C, Context& ctx) {
-  with_storage(dh, [&](auto stored) {
-    using S = decltype(stored);
-    column_reduce_add(dpositions, B, T * C, AddRows<S>{dh.as<S>(), T * C}, ctx);
-  });
+  bias_backward(dpositions, dh, B, T * C, ctx);
 }
 
 size_t embedding_scale_backward_scratch(size_t N) {
