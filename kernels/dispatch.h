@@ -29,7 +29,7 @@ void dispatch_sort(const Dispatch& d, const int* expert, const DispatchShape& s,
 size_t dispatch_sort_scratch(const DispatchShape& s);
 
 // counts (E): how many rows every expert has. Written where `first`, else added to what stands there: the counts of a
-// step are those of its batches together.
+// slice of a step are those of its batches together.
 void dispatch_count(size_t* counts, const int* row_start, bool first, size_t E, Context& ctx);
 
 // rows (M,C) is written: row r = x (N,C) of its token.

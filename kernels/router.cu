@@ -21,9 +21,9 @@
 //    It is `balance` where all shares are 1/E, and more where experts that get much also have large p. f_e counts
 //    choices, which have no gradient, so
 //      dp_ne += balance * E * f_e / N             the same for all tokens of a batch
-//    With the counts of all batches of a step, not of each alone, an expert may be busy with one text and idle with
-//    another: the loss then asks for balance over the step (Qiu et al. 2025, arXiv 2501.11873). So the counts come from
-//    outside.
+//    With the counts of all batches of a slice so far, not of each alone, an expert may be busy with one text and idle
+//    with another: the loss then asks for balance over the slice (Qiu et al. 2025, arXiv 2501.11873). So the counts
+//    come from outside.
 // 3. The z-loss keeps logits small (Zoph et al. 2022, arXiv 2202.08906): z * mean over n of lse_n^2. With ∂lse/∂l_e =
 //    p_e,
 //      dl_ne += z * 2*lse_n / N * p_ne
@@ -77,12 +77,6 @@ void router_forward_ref(const RouterOutOf<T>& out, const T* logits, const Router
   }
 }
 IN_FLOAT_AND_DOUBLE(router_forward_ref);
-
-static size_t router_total(const size_t* counts, size_t E) {
-  size_t total = 0;
-  for (size_t e = 0; e < E; e++) total += counts[e];
-  return total;
-}
 
 template <class T>
 void router_backward_ref(T* dlogits, const T* dweight, const RouterOutOf<T>& saved, const RouterLossesOf<T>& losses,
@@ -280,8 +274,17 @@ __global__ void __launch_bounds__(rows_block)
 // ---- the report
 //
 // E + 1 sums down the columns, over the tokens: of p, for every expert, and of lse^2. The kernels of a column sum
-// (core/reduce.cuh) make them in one run, as if lse stood after the experts: RouterFold in router.cuh is what they do
-// with an element. A warp then makes five numbers of E + 1 sums and E counts.
+// (core/reduce.cuh) make them in one run, as if lse stood after the experts. A warp then makes five numbers of E + 1
+// sums and E counts.
+
+// Column c of the report's sums: p of expert c, and after the experts lse^2.
+struct RouterFold {
+  const float *p, *lse;
+  size_t E;
+  HD float operator()(float acc, size_t row, size_t c) const {
+    return c < E ? acc + p[row * E + c] : fused(lse[row], lse[row], acc);
+  }
+};
 
 __global__ void __launch_bounds__(32)
     router_report_kernel(float* report, const float* sums, const size_t* counts, size_t N, size_t E) {
@@ -363,7 +366,7 @@ void router_report(float* report, const float* p, const float* lse, const size_t
   require(s.N > 0, "router_report: a mean over no tokens");
   if (ctx.device == Device::cpu) {
     std::vector<float> sums(s.E + 1, 0.0f);
-    router_report_sums_cpu(sums.data(), p, lse, s);
+    column_reduce_add_cpu(sums.data(), s.N, s.E + 1, RouterFold{p, lse, s.E});
     return router_report_of_sums(report, sums.data(), counts, s);
   }
   float* sums = ctx.scratch(router_report_scratch(s) / sizeof(float));

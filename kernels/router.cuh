@@ -13,6 +13,12 @@ HD size_t router_ranked_expert(uint64_t rank) {
   return 0xffffffffu - uint32_t(rank);
 }
 
+inline size_t router_total(const size_t* counts, size_t E) {
+  size_t total = 0;
+  for (size_t e = 0; e < E; e++) total += counts[e];
+  return total;
+}
+
 // What the balance loss adds to the gradient of every p of an expert.
 template <class T>
 HD T router_balance_slope(T balance, size_t count, size_t total, size_t N, size_t E) {
@@ -30,14 +36,5 @@ template <class T>
 HD T router_entropy(T share) {
   return share > T(0) ? -(share * exact_log(share)) : share;
 }
-
-// Column c of the report's sums: p of expert c, and after the experts lse^2.
-struct RouterFold {
-  const float *p, *lse;
-  size_t E;
-  HD float operator()(float acc, size_t row, size_t c) const {
-    return c < E ? acc + p[row * E + c] : fused(lse[row], lse[row], acc);
-  }
-};
 
 }  // namespace gated

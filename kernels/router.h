@@ -22,11 +22,12 @@ struct RouterOutOf {
 using RouterOut = RouterOutOf<float>;
 
 // logits (N,E). A row with a NaN or +inf, or of -inf alone, has NaN for p, lse and weight, and the experts 0 to k-1: an
-// expert's number is in [0,E) whatever the logits are. An expert at -inf has p = 0, and is chosen last.
+// expert's number is in [0,E) whatever the logits are. An expert at -inf has p = 0, as has one whose p underflows:
+// among these the lower comes first.
 void router_forward(const RouterOut& out, const float* logits, const RouterShape& s, Context& ctx);
 
 // Two losses of the router itself. counts (E), on the device: how many slots went to every expert, in this batch or in
-// all of the step so far; f_e = counts_e / (their sum) is a constant to the gradient.
+// all of the slice so far; f_e = counts_e / (their sum) is a constant to the gradient.
 //   balance * E * (sum over e of f_e * mean over n of p_ne)     counts may be null where balance is 0
 //   z * (mean over n of lse_n^2)
 template <class T>
@@ -69,7 +70,5 @@ void router_forward_cpu(const RouterOut& out, const float* logits, const RouterS
 template <class S>
 void router_backward_cpu(S* dlogits, const float* dweight, const RouterOut& saved, const RouterLosses& losses,
                          const RouterShape& s);
-// sums (E+1) += over the tokens: of p, for every expert, and of lse^2.
-void router_report_sums_cpu(float* sums, const float* p, const float* lse, const RouterShape& s);
 
 }  // namespace gated

@@ -49,8 +49,7 @@ template <class S>
 void router_backward_cpu(S* dlogits, const float* dweight, const RouterOut& saved, const RouterLosses& losses,
                          const RouterShape& s) {
   std::vector<float> slope(s.E, 0.0f);
-  size_t total = 0;
-  for (size_t e = 0; losses.counts && e < s.E; e++) total += losses.counts[e];
+  const size_t total = losses.counts ? router_total(losses.counts, s.E) : 0;
   for (size_t e = 0; losses.counts && e < s.E; e++)
     slope[e] = router_balance_slope(losses.balance, losses.counts[e], total, s.N, s.E);
 #pragma omp parallel
@@ -79,9 +78,5 @@ void router_backward_cpu(S* dlogits, const float* dweight, const RouterOut& save
   }
 }
 IN_FLOAT_AND_BF16(router_backward_cpu);
-
-void router_report_sums_cpu(float* sums, const float* p, const float* lse, const RouterShape& s) {
-  column_reduce_add_cpu(sums, s.N, s.E + 1, RouterFold{p, lse, s.E});
-}
 
 }  // namespace gated
