@@ -32,7 +32,7 @@ void head_experts_forward_cpu(S* y, float* s, const S* x, const float* z, const 
 template <class S>
 void head_experts_backward_cpu(S* dx, S* dz, const S* dy, const S* x, const float* s, const HeadExpertsShape& shape);
 
-// Replaces the scores of one head's E experts by -1 where they are not chosen. Both twins choose with it.
+// Replaces the scores of one head's E experts by -1 where they are not chosen, for the references and the CPU.
 template <class T>
 void head_experts_choose(T* scores, size_t E, size_t k) {
   if (k == E) return;

@@ -30,13 +30,6 @@ namespace gated {
 
 // ---- reference
 
-// v_j
-template <class T>
-HD T polynorm_power(T x, int j) {
-  const T square = x * x;
-  return j == 0 ? square * x : j == 1 ? square : x;
-}
-
 template <class T>
 void polynorm_forward_ref(T* y, T* r, const T* x, const T* w, const T* b, size_t N, size_t C, T eps) {
   for (size_t n = 0; n < N; n++) {

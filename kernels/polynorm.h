@@ -1,6 +1,7 @@
 // polynorm: an activation made of normed powers. What it computes, and how: kernels/polynorm.cu
 #pragma once
 #include "core/context.cuh"
+#include "core/math.cuh"
 #include "core/storage.h"
 
 namespace gated {
@@ -15,6 +16,13 @@ void polynorm_backward(Reals dx, float* dw, float* db, float* row_sums, ConstRea
                        const float* r, size_t N, size_t C, Context& ctx);
 // Bytes of scratch that it takes.
 size_t polynorm_backward_scratch(size_t N);
+
+// v_j = x^(3-j). (The CPU's loops know j as they are compiled: a choice inside a loop keeps g++ from vectorising it.)
+template <class T>
+HD T polynorm_power(T x, int j) {
+  const T square = x * x;
+  return j == 0 ? square * x : j == 1 ? square : x;
+}
 
 template <class T>
 void polynorm_forward_ref(T* y, T* r, const T* x, const T* w, const T* b, size_t N, size_t C, T eps);

@@ -6,17 +6,10 @@
 
 namespace gated {
 
-// x^(3-j). j is a template parameter here and below: a choice of the power inside a loop keeps g++ from vectorising it.
-template <int j>
-static inline float power_of(float x) {
-  const float square = x * x;
-  return j == 0 ? square * x : j == 1 ? square : x;
-}
-
 template <int j, class S>
 static float inverse_rms(const S* x, size_t C, float eps) {
   const float squares = row_reduce_cpu<float>(C, [=](float acc, size_t c) {
-    const float v = power_of<j>(x[c]);
+    const float v = polynorm_power(float(x[c]), j);
     return fused(v, v, acc);
   });
   return 1.0f / exact_sqrt(squares / float(C) + eps);
@@ -24,7 +17,8 @@ static float inverse_rms(const S* x, size_t C, float eps) {
 
 template <int j, class S>
 static float product_sum(const S* dy, const S* x, float r, size_t C) {
-  return row_reduce_cpu<float>(C, [=](float acc, size_t c) { return fused(float(dy[c]), power_of<j>(x[c]) * r, acc); });
+  return row_reduce_cpu<float>(
+      C, [=](float acc, size_t c) { return fused(float(dy[c]), polynorm_power(float(x[c]), j) * r, acc); });
 }
 
 template <class S>

@@ -7,13 +7,13 @@
 
 namespace gated {
 
-// s (D) = the mean over heads of the scores of z (H,D).
-template <Activation act, class S>
-static void shared_score_loop(float* s, const S* z, size_t H, size_t D, float scale) {
+// s (D) = the mean over heads of score(i), element i of (H,D).
+template <class Score>
+static void mean_over_heads(float* s, size_t H, size_t D, Score score) {
   for (size_t d = 0; d < D; d++) s[d] = 0.0f;
-  for (size_t h = 0; h < H; h++)
+  for (size_t i = 0; i < H * D; i += D)
 #pragma omp simd
-    for (size_t d = 0; d < D; d++) s[d] = s[d] + scale * activation_value(act, float(z[h * D + d]));
+    for (size_t d = 0; d < D; d++) s[d] = s[d] + score(i + d);
   for (size_t d = 0; d < D; d++) s[d] = s[d] / float(H);
 }
 
@@ -26,7 +26,10 @@ static void shared_gate_forward_tokens(S* y, const S* x, const S* z, size_t N, s
 #pragma omp for
     for (size_t n = 0; n < N; n++) {
       const size_t token = n * H * D;
-      with_known_activation<any_gate>(op.act, [&](auto act) { shared_score_loop<act>(s, z + token, H, D, op.scale); });
+      with_known_activation<any_gate>(op.act, [&, scale = op.scale](auto act) {
+        mean_over_heads(s, H, D,
+                        [=](size_t i) { return scale * activation_value(decltype(act)::value, float(z[token + i])); });
+      });
       for (size_t head = token; head < token + H * D; head += D)
 #pragma omp simd
         for (size_t d = 0; d < D; d++) store(y[head + d], additive ? x[head + d] + s[d] : x[head + d] * s[d]);
@@ -46,10 +49,8 @@ static void shared_gate_backward_tokens(S* dx, S* dz, const S* dy, const S* x, c
     for (size_t n = 0; n < N; n++) {
       const size_t token = n * H * D;
       gate_scores_and_slopes_cpu(scores.data(), slopes.data(), z + token, H * D, op);
-      for (size_t d = 0; d < D; d++) s[d] = ds[d] = 0.0f;
-      for (const float* score = scores.data(); score < scores.data() + H * D; score += D)
-        for (size_t d = 0; d < D; d++) s[d] = s[d] + score[d];
-      for (size_t d = 0; d < D; d++) s[d] = s[d] / float(H);
+      mean_over_heads(s, H, D, [score = scores.data()](size_t i) { return score[i]; });
+      for (size_t d = 0; d < D; d++) ds[d] = 0.0f;
       for (size_t head = token; head < token + H * D; head += D)
 #pragma omp simd
         for (size_t d = 0; d < D; d++) {

@@ -24,37 +24,19 @@ void static_gate_forward_cpu(S* y, const S* x, const float* theta, size_t N, siz
 }
 IN_FLOAT_AND_BF16(static_gate_forward_cpu);
 
-namespace {
-
-// One term of dtheta.
-template <class S>
-struct MultiplicativeTerm {
-  const S *dy, *x;
-  const float* slope;
-  size_t C;
-  HD float operator()(float acc, size_t row, size_t c) const {
-    return fused(float(dy[row * C + c]), x[row * C + c] * slope[c], acc);
-  }
-};
-template <class S>
-struct AdditiveTerm {
-  const S* dy;
-  const float* slope;
-  size_t C;
-  HD float operator()(float acc, size_t row, size_t c) const { return fused(float(dy[row * C + c]), slope[c], acc); }
-};
-
-}  // namespace
-
 template <class S>
 void static_gate_backward_cpu(S* dx, float* dtheta, const S* dy, const S* x, const float* theta, size_t N, size_t C,
                               const GateOp& op) {
   std::vector<float> scores(C), slopes(C);
   gate_scores_and_slopes_cpu(scores.data(), slopes.data(), theta, C, op);
+  const float* const slope = slopes.data();
   if (op.additive)
-    column_reduce_add_cpu(dtheta, N, C, AdditiveTerm<S>{dy, slopes.data(), C});
+    column_reduce_add_cpu(
+        dtheta, N, C, [=](float acc, size_t row, size_t c) { return fused(float(dy[row * C + c]), slope[c], acc); });
   else
-    column_reduce_add_cpu(dtheta, N, C, MultiplicativeTerm<S>{dy, x, slopes.data(), C});
+    column_reduce_add_cpu(dtheta, N, C, [=](float acc, size_t row, size_t c) {
+      return fused(float(dy[row * C + c]), x[row * C + c] * slope[c], acc);
+    });
 #pragma omp parallel for
   for (size_t row = 0; row < N; row++) {
     const S* dyr = dy + row * C;
