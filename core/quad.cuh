@@ -35,7 +35,8 @@ __device__ inline void store_four(bf16* p, Quad q) {
 }
 
 // Elements i..i+3 of a row of n. `aligned` (n a multiple of 4, row on a boundary of four elements) loads them at once;
-// otherwise elements past the end read as 0. They may join a plain sum that began at +0, and nothing else.
+// otherwise elements past the end read as 0. They may join a plain sum, or a sum of squares, that began at +0: such a
+// chain is never -0. They join nothing else: a chain of products may underflow to -0, which a zero would make +0.
 template <bool aligned, class S>
 __device__ inline Quad load_quad(const S* row, size_t i, size_t n) {
   if constexpr (aligned) return load_four(row + i);

@@ -12,14 +12,14 @@
 // buffer  chunks of 16384 elements, each summed as a row; the sums of the chunks are one more row.
 //
 // RowSum, ColumnSum and BufferSum are the plain statement of these orders (core/sums.h). The functions here give the
-// same bits faster, on CPU cores (_cpu) and in kernels. They take a "fold", which puts
-// one element into its chain: acc -> fmaf(a, b, acc) for a dot product, acc + v for a sum.
+// same bits faster, on CPU cores (_cpu) and in kernels. Most take a "fold", which puts one element into its chain:
+// acc -> fmaf(a, b, acc) for a dot product, acc + v for a sum.
 // tests/test_reduce.cpp
 #pragma once
 #include <algorithm>
 #include <array>
 
-#include "core/launch.cuh"
+#include "core/launch_shape.cuh"
 #include "core/quad.cuh"
 #include "core/sums.h"
 
@@ -70,12 +70,13 @@ __device__ inline float warp_chains_sum(const float (&chain)[4]) {
   return warp_sum((chain[0] + chain[1]) + (chain[2] + chain[3]));
 }
 
-// The sum of x (n) by a warp. Past the end a Quad is 0, which adds nothing to a chain that began at +0.
+// The sum of x (n), or of its squares, by a warp.
+template <bool squares = false>
 __device__ inline float warp_row_sum(const float* x, size_t n) {
   float chain[4] = {};
   for (size_t i = 4 * (threadIdx.x % 32); i < n; i += row_chains) {
     const Quad q = load_quad(x, i, n);
-    for (int k = 0; k < 4; k++) chain[k] = chain[k] + q.v[k];
+    for (int k = 0; k < 4; k++) chain[k] = squares ? fused(q.v[k], q.v[k], chain[k]) : chain[k] + q.v[k];
   }
   return warp_chains_sum(chain);
 }
@@ -105,12 +106,12 @@ struct AddRows {
   }
 };
 
-// partial[slice][k][c] = sum k of one slice of rows. A piece of a slice is as wide as its sums fit a core's
-// L1 cache, so that memory is read along its rows.
-constexpr size_t column_piece = 1024;
 // Columns whose sums a core keeps in registers.
 constexpr size_t sums_width = 128;
+// Columns whose sums fit its L1 cache, where memory is read along its rows.
+constexpr size_t column_piece = 1024;
 
+// partial[slice][k][c] = sum k of one slice of rows.
 template <size_t sums, class T, class Fold>
 void column_slices_cpu(T* partial, size_t rows, size_t cols, const Fold& fold) {
   const size_t pieces = ceil_div(cols, column_piece);
@@ -169,7 +170,7 @@ void column_reduce_add_cpu(T* out, size_t rows, size_t cols, Fold fold) {
 //
 // A thread owns one column of one slice of 128 rows. It runs down the slice and carries one chain in a register for
 // each of the sums. Neighbouring threads own neighbouring columns, so that a warp reads 128 neighbouring bytes of
-// every row. A block has 128 threads; the blocks of a slice lie side by side.
+// every row. The blocks of a slice lie side by side.
 //
 //                  columns 0..127       128..255
 //     rows   0..127   block 0            block 1     ...   -> partial[0][k][c]
@@ -177,6 +178,8 @@ void column_reduce_add_cpu(T* out, size_t rows, size_t cols, Fold fold) {
 //
 // No thread meets another, so there is no barrier. Memory is read once; the partial sums are sums/128 of what a fold
 // reads. column_add_kernel adds them.
+
+constexpr unsigned column_block = 128;
 
 template <size_t sums, class Fold>
 __global__ void column_slices_kernel(float* partial, size_t rows, size_t cols, Fold fold) {
@@ -232,13 +235,12 @@ inline size_t column_reduce_scratch(size_t rows, size_t cols, size_t sums = 1) {
 template <size_t sums>
 void column_add_slices(const std::array<float*, sums>& out, float* level, size_t slices, size_t cols, Context& ctx) {
   if (slices == 0) return;  // no rows add nothing
-  const unsigned threads = 128;
   const size_t width = sums * cols;
   float* next = level + slices * width;  // a level and the one above it take turns
   using Add = OneSum<AddRows<float>>;
   for (; slices > add_most_slices; slices = ceil_div(slices, column_slice)) {
-    launch(column_slices_kernel<1, Add>, grid_of(ceil_div(slices, column_slice) * ceil_div(width, threads)), threads, 0,
-           ctx, next, slices, width, Add{{level, width}});
+    launch(column_slices_kernel<1, Add>, grid_of(ceil_div(slices, column_slice) * ceil_div(width, column_block)),
+           column_block, 0, ctx, next, slices, width, Add{{level, width}});
     std::swap(level, next);
   }
   launch(column_add_kernel<sums>, dim3(grid_of(ceil_div(cols, add_columns)).x, sums),
@@ -250,9 +252,8 @@ template <size_t sums, class Fold>
 void column_reduce_add_in(float* scratch, const std::array<float*, sums>& out, size_t rows, size_t cols, Fold fold,
                           Context& ctx) {
   const size_t slices = ceil_div(rows, column_slice);
-  const unsigned threads = 128;
-  launch(column_slices_kernel<sums, Fold>, grid_of(slices * ceil_div(cols, threads)), threads, 0, ctx, scratch, rows,
-         cols, fold);
+  launch(column_slices_kernel<sums, Fold>, grid_of(slices * ceil_div(cols, column_block)), column_block, 0, ctx,
+         scratch, rows, cols, fold);
   column_add_slices(out, scratch, slices, cols, ctx);
 }
 
@@ -268,6 +269,25 @@ void column_reduce_add(const std::array<float*, sums>& out, size_t rows, size_t 
 template <class Fold>
 void column_reduce_add(float* out, size_t rows, size_t cols, Fold fold, Context& ctx) {
   column_reduce_add(std::array{out}, rows, cols, OneSum<Fold>{fold}, ctx);
+}
+
+// ---- buffer: sums[chunk] = the sum of one chunk of x (n), or of its squares
+
+template <bool squares>
+float buffer_chunk_sum_cpu(const float* x, size_t n, size_t chunk) {
+  const size_t begin = chunk * buffer_chunk;
+  return row_reduce_cpu<float>(n - begin < buffer_chunk ? n - begin : buffer_chunk, [=](float acc, size_t i) {
+    return squares ? fused(x[begin + i], x[begin + i], acc) : acc + x[begin + i];
+  });
+}
+
+// A warp owns a chunk, as it owns a row in kernels/rmsnorm.cu; no warp waits for another. Every element is read once.
+template <bool squares>
+__global__ void __launch_bounds__(rows_block) buffer_chunks_kernel(float* sums, const float* x, size_t n) {
+  const size_t chunk = warp_row(), begin = chunk * buffer_chunk;
+  if (begin >= n) return;
+  const float sum = warp_row_sum<squares>(x + begin, n - begin < buffer_chunk ? n - begin : buffer_chunk);
+  if (threadIdx.x % 32 == 0) sums[chunk] = sum;
 }
 
 }  // namespace gated

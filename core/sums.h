@@ -4,6 +4,7 @@
 #include <cstddef>
 #include <vector>
 
+#include "core/device.cuh"
 #include "core/math.cuh"
 
 namespace gated {
@@ -11,6 +12,9 @@ namespace gated {
 constexpr size_t row_chains = 128;
 constexpr size_t column_slice = 128;
 constexpr size_t buffer_chunk = 16384;
+constexpr size_t buffer_chunks(size_t n) {
+  return ceil_div(n, buffer_chunk);
+}
 
 // chain[row_chains] -> their sum. (Inline always: of one function in several objects the linker takes any, and some are
 // compiled without optimisation.)

@@ -193,9 +193,7 @@ __global__ void __launch_bounds__(gated_norm::threads, 4)
         for (unsigned k = 0; k < 4; k++)
           if (k < block.count) q.row[k] = JoinedRows<S>{sum, in}.join(block.row0 + k, c, C, q.row[k], b.row[k]);
       }
-      each_element([&](int k, int e) {
-        if (c + e < C) chain[k][e] = fused(q.row[k].v[e], q.row[k].v[e], chain[k][e]);
-      });
+      each_element([&](int k, int e) { chain[k][e] = fused(q.row[k].v[e], q.row[k].v[e], chain[k][e]); });
     }
 #pragma unroll
     for (unsigned k = 0; k < 4; k++) {
@@ -220,7 +218,7 @@ __global__ void __launch_bounds__(gated_norm::threads, 4)
   // 4 and 5: n once more, from the caches.
   for (size_t c = block.column_offset(); c < C; c += AlongRows::width) {
     const Patch n = block.n(block.unit(block.load(x, c)), c);
-    const Patch s = scores(shape.op, block.expand(a, up_t, shape.scores(), c));
+    const Patch s = scores(shape.op, block.expand(a, up_t, shape.scores(), c)).s;
     block.store(y, c, patch([&](int k, int e) { return gate_y(shape.op, n.row[k].v[e], s.row[k].v[e]); }));
   }
 }
@@ -255,27 +253,25 @@ __global__ void __launch_bounds__(gated_norm::threads, 3)
   if (scores_of_row == C) {
     block.contract(total, da_chains, up_t, [&](size_t c) {
       const Patch x = block.load(in.x, c), d = block.load(dy, c);
-      Patch s, slope;
-      scores_and_slopes(s, slope, op, z(c));
-      store_through_gate(c, d, s);
+      const Scores of = scores(op, z(c));
+      store_through_gate(c, d, of.s);
       const Patch n = block.n(block.unit(x), c);
-      return patch([&](int k, int e) { return d.row[k].v[e] * gate_dy_ds(op, n.row[k].v[e]) * slope.row[k].v[e]; });
+      return patch([&](int k, int e) { return d.row[k].v[e] * gate_dy_ds(op, n.row[k].v[e]) * of.slope.row[k].v[e]; });
     });
   } else {
     // One score for a row: its gradient is the row's sum of dy*n, which a warp makes alone, and da has one term.
-    Patch s, slope;
-    scores_and_slopes(s, slope, op, z(0));
+    const Scores of = scores(op, z(0));
     float chain[4][4] = {};
     for (size_t c = block.column_offset(); c < C; c += AlongRows::width) {
       const Patch n = block.n(block.unit(block.load(in.x, c)), c), d = block.load(dy, c);
       each_element([&](int k, int e) {
         if (c + e < C) chain[k][e] = fused(d.row[k].v[e], gate_dy_ds(op, n.row[k].v[e]), chain[k][e]);
       });
-      store_through_gate(c, d, s);
+      store_through_gate(c, d, of.s);
     }
 #pragma unroll
     for (unsigned k = 0; k < 4; k++) {
-      const float dz = warp_chains_sum(chain[k]) * slope.row[k].v[0];
+      const float dz = warp_chains_sum(chain[k]) * of.slope.row[k].v[0];
       if (first_lane && k < block.count) left.dscores[block.row0 + k] = dz;
       for (size_t j = threadIdx.x % 32; j < rank; j += 32)
         total[j * rows + block.row_offset() + k] = fused(dz, weights.up[j], 0.0f);

@@ -112,31 +112,21 @@ __device__ inline unsigned count_of_four(size_t first, size_t end) {
   return first >= end ? 0 : end - first < 4 ? unsigned(end - first) : 4;
 }
 
-// (One choice of the activation for all elements, not one for each.)
-__device__ inline Patch scores(const GateOp& op, const Patch& z) {
-  Patch s;
-  with_known_activation<any_gate>(op.act, [&](auto act) {
-    s = patch([&](int k, int e) { return op.scale * activation_value(decltype(act)::value, z.row[k].v[e]); });
-  });
-  return s;
-}
+struct Scores {
+  Patch s, slope;
+};
 
-__device__ inline Patch slopes(const GateOp& op, const Patch& z) {
-  Patch s;
-  with_known_activation<any_gate>(op.act, [&](auto act) {
-    s = patch([&](int k, int e) { return op.scale * activation_slope(decltype(act)::value, z.row[k].v[e]); });
-  });
-  return s;
-}
-
-// Both at once, so that what they share is computed once.
-__device__ inline void scores_and_slopes(Patch& s, Patch& slope, const GateOp& op, const Patch& z) {
+// Both at once, so that what they share is computed once; a caller that takes one of them computes that one alone. (One
+// choice of the activation for all elements, not one for each.)
+__device__ inline Scores scores(const GateOp& op, const Patch& z) {
+  Scores of;
   with_known_activation<any_gate>(op.act, [&](auto act) {
     each_element([&](int k, int e) {
-      s.row[k].v[e] = op.scale * activation_value(decltype(act)::value, z.row[k].v[e]);
-      slope.row[k].v[e] = op.scale * activation_slope(decltype(act)::value, z.row[k].v[e]);
+      of.s.row[k].v[e] = op.scale * activation_value(decltype(act)::value, z.row[k].v[e]);
+      of.slope.row[k].v[e] = op.scale * activation_slope(decltype(act)::value, z.row[k].v[e]);
     });
   });
+  return of;
 }
 
 // A tile, as a thread sees it: the block's rows from `first` on.

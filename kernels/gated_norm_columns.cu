@@ -52,7 +52,7 @@ __global__ void __launch_bounds__(gated_norm::threads)
   STATIC_SHARED(float, ups, [piece * width]);
   const size_t N = shape.N, C = shape.C, rank = shape.rank, scores_of_row = shape.scores();
   const GateOp op = shape.op;
-  const unsigned across = unsigned((C + width - 1) / width), slice = blockIdx.x / across;
+  const unsigned across = unsigned(ceil_div(C, width)), slice = blockIdx.x / across;
   const size_t c0 = size_t(blockIdx.x % across) * width, c = c0 + DownColumns::column_offset();
   const bool up = threadIdx.x < threads / 2;  // the half that makes dW_up
   const unsigned j_offset = threadIdx.x / 8 % 8 * 2;
@@ -100,7 +100,7 @@ __global__ void __launch_bounds__(gated_norm::threads)
     }
     if (rank > piece) load_values(piece * blockIdx.y, first);
 
-    const Patch n = block.n(unit, c), slope = slopes(op, z);
+    const Patch n = block.n(unit, c), slope = scores(op, z).slope;
     block.store(units, unit);
     block.store(ns, n);
     block.store(dzs, patch([&](int k, int e) {

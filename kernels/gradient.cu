@@ -54,21 +54,6 @@ __global__ void __launch_bounds__(elementwise_block)
   store_quad(total, i, n, sum);
 }
 
-// sums[chunk] = sum of squares of one chunk. A warp owns a chunk, as it owns a row in kernels/rmsnorm.cu; no warp waits
-// for another. Every element is read once.
-__global__ void __launch_bounds__(rows_block) gradient_squares_kernel(float* sums, const float* g, size_t n) {
-  const size_t chunk = warp_row(), begin = chunk * buffer_chunk;
-  if (begin >= n) return;
-  const size_t size = n - begin < buffer_chunk ? n - begin : buffer_chunk;
-  float chain[4] = {};
-  for (size_t i = 4 * (threadIdx.x % 32); i < size; i += row_chains) {
-    const Quad q = load_quad(g + begin, i, size);
-    for (int k = 0; k < 4; k++) chain[k] = fused(q.v[k], q.v[k], chain[k]);  // past the end q is 0, which adds nothing
-  }
-  const float sum = warp_chains_sum(chain);
-  if (threadIdx.x % 32 == 0) sums[chunk] = sum;
-}
-
 // One warp adds up the chunks: a billion elements leave 61036 of them, 477 for every chain.
 __global__ void gradient_root_kernel(float* norm, const float* sums, size_t chunks) {
   const float sum = warp_row_sum(sums, chunks);
@@ -84,12 +69,12 @@ void add_slices(float* total, bool first, const float* slices, size_t count, siz
 }
 
 size_t gradient_norm_scratch(size_t n) {
-  return gradient_chunks(n) * sizeof(float);
+  return buffer_chunks(n) * sizeof(float);
 }
 
 void gradient_squares(float* sums, const float* g, size_t n, Context& ctx) {
   if (ctx.device == Device::cpu) return gradient_squares_cpu(sums, g, n);
-  launch(gradient_squares_kernel, rows_grid(gradient_chunks(n)), rows_block, 0, ctx, sums, g, n);
+  launch(buffer_chunks_kernel<true>, rows_grid(buffer_chunks(n)), rows_block, 0, ctx, sums, g, n);
 }
 
 void gradient_root(float* norm, const float* sums, size_t chunks, Context& ctx) {
@@ -98,9 +83,9 @@ void gradient_root(float* norm, const float* sums, size_t chunks, Context& ctx) 
 }
 
 void gradient_norm(float* norm, const float* g, size_t n, Context& ctx) {
-  float* sums = ctx.scratch(gradient_chunks(n));
+  float* sums = ctx.scratch(buffer_chunks(n));
   gradient_squares(sums, g, n, ctx);
-  gradient_root(norm, sums, gradient_chunks(n), ctx);
+  gradient_root(norm, sums, buffer_chunks(n), ctx);
 }
 
 }  // namespace gated

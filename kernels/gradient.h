@@ -20,9 +20,8 @@ void gradient_norm(float* norm, const float* g, size_t n, Context& ctx);
 // Bytes of scratch that it takes.
 size_t gradient_norm_scratch(size_t n);
 
-// Its two halves, for a g whose parts lie in several places: sums (chunks) of the squares of every 16384 elements, and
-// the root of all sums together.
-constexpr size_t gradient_chunks(size_t n) { return ceil_div(n, buffer_chunk); }
+// Its two halves, for a g whose parts lie in several places: sums (buffer_chunks(n)) of the squares of every 16384
+// elements, and the root of all sums together.
 void gradient_squares(float* sums, const float* g, size_t n, Context& ctx);
 void gradient_root(float* norm, const float* sums, size_t chunks, Context& ctx);
 

@@ -61,8 +61,7 @@ __global__ void __launch_bounds__(rows_block)
   float chain[4] = {};
   for (size_t i = 4 * (threadIdx.x % 32); i < s.D; i += row_chains) {
     const Quad q = load_quad_inside(x, i, s.D, aligned);
-    for (int k = 0; k < 4; k++)
-      if (i + k < s.D) chain[k] = fused(q.v[k], q.v[k], chain[k]);
+    for (int k = 0; k < 4; k++) chain[k] = fused(q.v[k], q.v[k], chain[k]);
   }
   const float scale = 1.0f / exact_sqrt(s.m * (warp_chains_sum(chain) + s.eps));
   if (threadIdx.x % 32 == 0) r[row] = scale;

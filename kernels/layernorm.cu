@@ -93,8 +93,7 @@ __global__ void __launch_bounds__(rows_block)
     float chain[4] = {};
     for (size_t i = 4 * lane; i < C; i += row_chains) {
       const Quad q = x.first(row, i, C);
-      for (int k = 0; k < 4; k++)
-        if (aligned || i + k < C) chain[k] = chain[k] + q.v[k];
+      for (int k = 0; k < 4; k++) chain[k] = chain[k] + q.v[k];
     }
     const float mean = warp_chains_sum(chain) / float(C);  // every lane has it
 

@@ -25,16 +25,7 @@ IN_FLOAT_AND_DOUBLE(mean_ref);
 
 // ---- kernels
 
-// sums[chunk] = sum of one chunk. A warp owns a chunk, as it owns a row in kernels/rmsnorm.cu; every element is read
-// once.
-__global__ void __launch_bounds__(rows_block) mean_chunks_kernel(float* sums, const float* x, size_t n) {
-  const size_t chunk = warp_row(), begin = chunk * buffer_chunk;
-  if (begin >= n) return;
-  const float sum = warp_row_sum(x + begin, n - begin < buffer_chunk ? n - begin : buffer_chunk);
-  if (threadIdx.x % 32 == 0) sums[chunk] = sum;
-}
-
-// One warp.
+// One warp adds up the chunks.
 __global__ void mean_kernel(float* out, const float* sums, size_t chunks, size_t n) {
   const float sum = warp_row_sum(sums, chunks);
   if (threadIdx.x == 0) *out = sum / float(n);
@@ -44,25 +35,22 @@ __global__ void mean_kernel(float* out, const float* sums, size_t chunks, size_t
 
 static void mean_cpu(float* out, const float* x, size_t n) {
   RowSum<float> chunks;
-  for (size_t begin = 0; begin < n; begin += buffer_chunk) {
-    const size_t size = n - begin < buffer_chunk ? n - begin : buffer_chunk;
-    chunks.add(row_reduce_cpu<float>(size, [=](float sum, size_t i) { return sum + x[begin + i]; }));
-  }
+  for (size_t chunk = 0; chunk < buffer_chunks(n); chunk++) chunks.add(buffer_chunk_sum_cpu<false>(x, n, chunk));
   *out = chunks.total() / float(n);
 }
 
 // ---- launchers
 
 size_t mean_scratch(size_t n) {
-  return ceil_div(n, buffer_chunk) * sizeof(float);
+  return buffer_chunks(n) * sizeof(float);
 }
 
 void mean(float* out, const float* x, size_t n, Context& ctx) {
   require(n > 0, "mean: a mean over no elements");
   if (ctx.device == Device::cpu) return mean_cpu(out, x, n);
-  const size_t chunks = ceil_div(n, buffer_chunk);
+  const size_t chunks = buffer_chunks(n);
   float* sums = ctx.scratch(chunks);
-  launch(mean_chunks_kernel, rows_grid(chunks), rows_block, 0, ctx, sums, x, n);
+  launch(buffer_chunks_kernel<false>, rows_grid(chunks), rows_block, 0, ctx, sums, x, n);
   launch(mean_kernel, 1, 32, 0, ctx, out, sums, chunks, n);
 }
 

@@ -93,12 +93,11 @@ __global__ void __launch_bounds__(rows_block)
     rmsnorm_forward_kernel(S* y, float* all_r, X x, W w, size_t N, size_t C, float eps) {
   const size_t row = warp_row(), lane = threadIdx.x % 32;
   if (row >= N) return;
-  by_alignment(C, [&](auto aligned) {
+  by_alignment(C, [&](auto) {
     float chain[4] = {};
     for (size_t i = 4 * lane; i < C; i += row_chains) {
       const Quad q = x.first(row, i, C);
-      for (int k = 0; k < 4; k++)
-        if (aligned || i + k < C) chain[k] = fused(q.v[k], q.v[k], chain[k]);
+      for (int k = 0; k < 4; k++) chain[k] = fused(q.v[k], q.v[k], chain[k]);
     }
     const float r = 1.0f / exact_sqrt(warp_chains_sum(chain) / float(C) + eps);  // every lane has the sum
     if (lane == 0) all_r[row] = r;
@@ -151,20 +150,8 @@ struct RmsnormPlainWeights {
 // its chain in a register; then the slices' sums are added in the same way (column_slices_kernel and column_add_kernel
 // in core/reduce.cuh, with drawings).
 //
-// So dy and x cross the bus twice, once for dx and once for dw: with dresidual 24 bytes an element. A block that turns
-// to 16 rows at a time, in both directions, would find them in a cache the second time: 16 bytes. What that saves at
-// most, on an H200 (4.3 TB/s, 50 MB of L2, 132 multiprocessors), with 32768 tokens in a step of 6 operations a
-// parameter and token:
-//
-//   C, norms          a norm: two kernels, one   saved of a step
-//   768, 25   float   140 us,  94 us             1.2 of 360 ms    at the 67 TFLOP/s of fused multiply-adds
-//   768, 25   bf16     70 us,  47 us             0.6 of  60 ms    at 400 TFLOP/s of tensor cores
-//   2048, 57  float   375 us, 375 us             nothing: the rows of 256 blocks are 64 MiB, more than L2
-//   2048, 57  bf16    187 us, 125 us             3.5 of 840 ms    if 32 MiB stay in L2 beside dresidual and dx
-//
-// Such a block is a slice's: 256 blocks of 512 threads are half of what the multiprocessors hold, below 16769 rows
-// there are fewer blocks than multiprocessors, and in a head of 64 columns (QK-norm) seven eighths of their threads
-// have no column. One percent of a step at best, so there are two kernels.
+// So dy and x cross the bus twice, once for dx and once for dw. One kernel for both would save a hundredth of a step at
+// best (docs/gpu_model.md), so there are two.
 
 template <class S>
 struct RmsnormFoldDw {

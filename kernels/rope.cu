@@ -175,31 +175,22 @@ __global__ void __launch_bounds__(rope_block)
   if (head >= heads) return;
   x += head * D;
   y += head * D;
-  // All threads of a launch take the same side: the choice costs next to nothing.
-  const auto load = [&](const auto* row, size_t i, size_t size) {
-    return aligned ? load_quad<true>(row, i, size) : load_quad<false>(row, i, size);
-  };
-  const auto store = [&](S* row, size_t i, size_t size, const Quad& q) {
-    if (aligned)
-      store_quad<true>(row, i, size, q);
-    else
-      store_quad<false>(row, i, size, q);
-  };
   if (quad >= turns) {
     const size_t d = 2 * half + 4 * (quad - turns);
-    store(y, d, D, load(x, d, D));
+    store_quad_inside(y, d, D, load_quad_inside(x, d, D, aligned), aligned);
     return;
   }
   const size_t i = 4 * quad, t = head / H % T;
-  const Quad c = load(cos + t * half, i, half), s = load(sin + t * half, i, half);
-  Quad first = load(x, i, half), second = load(x + half, i, half);
+  const Quad c = load_quad_inside(cos + t * half, i, half, aligned);
+  const Quad s = load_quad_inside(sin + t * half, i, half, aligned);
+  Quad first = load_quad_inside(x, i, half, aligned), second = load_quad_inside(x + half, i, half, aligned);
   for (int k = 0; k < 4; k++) {
     const float x1 = first.v[k], x2 = second.v[k], turn = inverse ? -s.v[k] : s.v[k];
     first.v[k] = fused(x1, c.v[k], -(x2 * turn));
     second.v[k] = fused(x2, c.v[k], x1 * turn);
   }
-  store(y, i, half, first);
-  store(y + half, i, half, second);
+  store_quad_inside(y, i, half, first, aligned);
+  store_quad_inside(y + half, i, half, second, aligned);
 }
 
 // ---- launchers

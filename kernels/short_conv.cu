@@ -20,8 +20,8 @@
 // --conv-width | tests/test_short_conv.cpp
 #include "kernels/short_conv.h"
 
-#include "core/nonlinear.cuh"
 #include "core/launch_shape.cuh"
+#include "core/nonlinear.cuh"
 #include "core/reduce.cuh"
 
 namespace gated {
@@ -178,7 +178,7 @@ struct ShortConvFoldDw {
 // never stored. The bus: x and dy are read, dx is written, where three steps moved dp three times as well.
 
 constexpr size_t conv_strip = 32;
-constexpr unsigned conv_block = 128, conv_turn = 4;
+constexpr unsigned conv_turn = 4;
 
 namespace short_conv {
 
@@ -203,10 +203,10 @@ __device__ Window window_before(const Inputs<S>& X, size_t b, size_t t, size_t c
 }  // namespace short_conv
 
 template <class S>
-__global__ void __launch_bounds__(conv_block)
+__global__ void __launch_bounds__(column_block)
     short_conv4_forward_kernel(S* y, short_conv::Inputs<S> X, const float* w) {
-  const size_t T = X.s.T, C = X.s.C, blocks = ceil_div(C, conv_block), strips = ceil_div(T, conv_strip);
-  const size_t strip = blockIdx.x / blocks, c = blockIdx.x % blocks * conv_block + threadIdx.x;
+  const size_t T = X.s.T, C = X.s.C, blocks = ceil_div(C, column_block), strips = ceil_div(T, conv_strip);
+  const size_t strip = blockIdx.x / blocks, c = blockIdx.x % blocks * column_block + threadIdx.x;
   if (c >= C) return;
   const size_t b = strip / strips, t0 = strip % strips * conv_strip, t1 = t0 + conv_strip < T ? t0 + conv_strip : T;
   const Quad weights = load_four(w + 4 * c);
@@ -231,11 +231,11 @@ __global__ void __launch_bounds__(conv_block)
 
 // level (slices,C,4): dw's sums of each slice.
 template <class S>
-__global__ void __launch_bounds__(conv_block)
+__global__ void __launch_bounds__(column_block)
     short_conv4_backward_kernel(S* dx, float* level, S* dinitial, const S* dy, const S* dfinal, short_conv::Inputs<S> X,
                                 const float* w) {
-  const size_t T = X.s.T, C = X.s.C, rows = X.s.B * T, blocks = ceil_div(C, conv_block);
-  const size_t slice = blockIdx.x / blocks, c = blockIdx.x % blocks * conv_block + threadIdx.x;
+  const size_t T = X.s.T, C = X.s.C, rows = X.s.B * T, blocks = ceil_div(C, column_block);
+  const size_t slice = blockIdx.x / blocks, c = blockIdx.x % blocks * column_block + threadIdx.x;
   if (c >= C) return;
   const size_t n1 = (slice + 1) * column_slice < rows ? (slice + 1) * column_slice : rows;
   const Quad weights = load_four(w + 4 * c);
@@ -300,8 +300,8 @@ void short_conv_forward(Reals y, Reals final, ConstReals x, const float* w, Cons
       return short_conv_forward_cpu(y.as<S>(), final.as<S>(), x.as<S>(), w, initial.as<S>(), s, ctx);
     const short_conv::Inputs<S> X{x.as<S>(), initial.as<S>(), s};
     if (s.W == 4)
-      launch(short_conv4_forward_kernel<S>, grid_of(s.B * ceil_div(s.T, conv_strip) * ceil_div(s.C, conv_block)),
-             conv_block, 0, ctx, y.as<S>(), X, w);
+      launch(short_conv4_forward_kernel<S>, grid_of(s.B * ceil_div(s.T, conv_strip) * ceil_div(s.C, column_block)),
+             column_block, 0, ctx, y.as<S>(), X, w);
     else
       launch(short_conv_forward_kernel<S>, grid_of(ceil_div(s.B * s.T * s.C, elementwise_block)), elementwise_block, 0,
              ctx, y.as<S>(), X, w);
@@ -324,7 +324,7 @@ void short_conv_backward(Reals dx, float* dw, Reals dinitial, ConstReals dy, Con
     if (s.W == 4) {
       const size_t slices = ceil_div(s.B * s.T, column_slice);
       float* const level = ctx.scratch(short_conv_backward_scratch(s, ctx.device) / sizeof(float));
-      launch(short_conv4_backward_kernel<S>, grid_of(slices * ceil_div(s.C, conv_block)), conv_block, 0, ctx,
+      launch(short_conv4_backward_kernel<S>, grid_of(slices * ceil_div(s.C, column_block)), column_block, 0, ctx,
              dx.as<S>(), level, dinitial.as<S>(), dy.as<S>(), dfinal.as<S>(), X, w);
       return column_add_slices(std::array{dw}, level, slices, s.C * 4, ctx);
     }

@@ -72,14 +72,12 @@ __global__ void __launch_bounds__(elementwise_block)
 //   row 127      v   v   v   v        -> sums[0][c]
 //   row 128      |   |   |   |
 //   ...          t0  t1  t2  t3       block of slice 1
-constexpr unsigned static_gate_block = 128;
-
 template <class S>
-__global__ void __launch_bounds__(static_gate_block)
+__global__ void __launch_bounds__(column_block)
     static_gate_backward_kernel(S* dx, float* sums, const S* dy, const S* x, const float* theta, size_t N, size_t C,
                                 GateOp op) {
-  const size_t across = (C + static_gate_block - 1) / static_gate_block;
-  const size_t slice = blockIdx.x / across, c = blockIdx.x % across * static_gate_block + threadIdx.x;
+  const size_t across = ceil_div(C, column_block);
+  const size_t slice = blockIdx.x / across, c = blockIdx.x % across * column_block + threadIdx.x;
   if (c >= C) return;
   const float slope = gate_slope(op, theta[c]), dy_dx = gate_dy_dx(op, gate_score(op, theta[c]));
   const size_t end = (slice + 1) * column_slice < N ? (slice + 1) * column_slice : N;
@@ -119,7 +117,7 @@ void static_gate_backward(Reals dx, float* dtheta, ConstReals dy, ConstReals x, 
       return static_gate_backward_cpu(dx.as<S>(), dtheta, dy.as<S>(), x.as<S>(), theta, N, C, op);
     const size_t slices = ceil_div(N, column_slice);
     float* sums = ctx.scratch(static_gate_backward_scratch(N, C) / sizeof(float));
-    launch(static_gate_backward_kernel<S>, grid_of(slices * ceil_div(C, static_gate_block)), static_gate_block, 0, ctx,
+    launch(static_gate_backward_kernel<S>, grid_of(slices * ceil_div(C, column_block)), column_block, 0, ctx,
            dx.as<S>(), sums, dy.as<S>(), x.as<S>(), theta, N, C, op);
     column_add_slices(std::array{dtheta}, sums, slices, C, ctx);
   });

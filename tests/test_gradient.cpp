@@ -49,7 +49,7 @@ TEST_CASE("gradient_norm: its order and its kernels, bit for bit", "[bitwise]") 
 }
 
 TEST_CASE("gradient_norm: of parts that are whole chunks, wherever they lie", "[bitwise]") {
-  const size_t n = 16384 * 5 + 77, chunks = gradient_chunks(n);
+  const size_t n = 16384 * 5 + 77, chunks = buffer_chunks(n);
   Trial t;
   const auto g = t.in(uneven_values(n)), norm = t.out(1);
   gradient_norm_ref(norm.ref, g.ref, n);

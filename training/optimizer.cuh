@@ -63,7 +63,7 @@ class Optimizer {
         ctx_(ctx),
         ranks_(ranks),
         slices_(slices),
-        chunks_(gradient_chunks(weights.flat_size())),
+        chunks_(buffer_chunks(weights.flat_size())),
         exchange_(weights, ranks, ctx),
         own_(pieces_of(exchange_.partition, weights, ranks.rank())),
         plan_(tensors_of(own_), ctx),
@@ -193,7 +193,7 @@ class Optimizer {
   }
   static size_t table_bytes(const Parameters& weights) {
     return AdamWPlan::bytes(tensors_of(pieces_of(Partition(weights, 1), weights, 0))) +
-           (gradient_chunks(weights.flat_size()) + 1) * sizeof(float);
+           (buffer_chunks(weights.flat_size()) + 1) * sizeof(float);
   }
 
   // The norm of the gradient of the last update, before clipping: one float on the device.

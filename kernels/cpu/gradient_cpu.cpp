@@ -26,13 +26,8 @@ void add_slices_cpu(float* total, bool first, const float* slices, size_t count,
 }
 
 void gradient_squares_cpu(float* sums, const float* g, size_t n) {
-  const size_t chunks = gradient_chunks(n);
 #pragma omp parallel for
-  for (size_t chunk = 0; chunk < chunks; chunk++) {
-    const float* gc = g + chunk * buffer_chunk;
-    const size_t left = n - chunk * buffer_chunk, size = left < buffer_chunk ? left : buffer_chunk;
-    sums[chunk] = row_reduce_cpu<float>(size, [=](float acc, size_t i) { return fused(gc[i], gc[i], acc); });
-  }
+  for (size_t chunk = 0; chunk < buffer_chunks(n); chunk++) sums[chunk] = buffer_chunk_sum_cpu<true>(g, n, chunk);
 }
 
 void gradient_root_cpu(float* norm, const float* sums, size_t chunks) {

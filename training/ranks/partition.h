@@ -28,11 +28,11 @@ class Partition {
     std::vector<size_t> ends = weights.layer_begins();
     if (ranks == 1) ends.clear();  // nothing travels
     ends.push_back(size_);
-    const size_t most = ranks == 1 ? gradient_chunks(size_) : ranks * most_chunks;
+    const size_t most = ranks == 1 ? buffer_chunks(size_) : ranks * most_chunks;
     size_t begin = 0;
     for (const size_t end : ends)
-      for (; begin < gradient_chunks(end); begin = buckets_.back().end)
-        buckets_.push_back({begin, std::min(gradient_chunks(end), begin + most)});
+      for (; begin < buffer_chunks(end); begin = buckets_.back().end)
+        buckets_.push_back({begin, std::min(buffer_chunks(end), begin + most)});
   }
 
   size_t buckets() const { return buckets_.size(); }
