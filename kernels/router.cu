@@ -274,17 +274,8 @@ __global__ void __launch_bounds__(rows_block)
 // ---- the report
 //
 // E + 1 sums down the columns, over the tokens: of p, for every expert, and of lse^2. The kernels of a column sum
-// (core/reduce.cuh) make them in one run, as if lse stood after the experts. A warp then makes five numbers of E + 1
-// sums and E counts.
-
-// Column c of the report's sums: p of expert c, and after the experts lse^2.
-struct RouterFold {
-  const float *p, *lse;
-  size_t E;
-  HD float operator()(float acc, size_t row, size_t c) const {
-    return c < E ? acc + p[row * E + c] : fused(lse[row], lse[row], acc);
-  }
-};
+// (core/reduce.cuh) make them in one run, as if lse stood after the experts: RouterFold in router.cuh is what they do
+// with an element. A warp then makes five numbers of E + 1 sums and E counts.
 
 __global__ void __launch_bounds__(32)
     router_report_kernel(float* report, const float* sums, const size_t* counts, size_t N, size_t E) {
@@ -366,7 +357,7 @@ void router_report(float* report, const float* p, const float* lse, const size_t
   require(s.N > 0, "router_report: a mean over no tokens");
   if (ctx.device == Device::cpu) {
     std::vector<float> sums(s.E + 1, 0.0f);
-    column_reduce_add_cpu(sums.data(), s.N, s.E + 1, RouterFold{p, lse, s.E});
+    router_report_sums_cpu(sums.data(), p, lse, s);
     return router_report_of_sums(report, sums.data(), counts, s);
   }
   float* sums = ctx.scratch(router_report_scratch(s) / sizeof(float));

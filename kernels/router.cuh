@@ -37,4 +37,13 @@ HD T router_entropy(T share) {
   return share > T(0) ? -(share * exact_log(share)) : share;
 }
 
+// Column c of the report's sums: p of expert c, and after the experts lse^2.
+struct RouterFold {
+  const float *p, *lse;
+  size_t E;
+  HD float operator()(float acc, size_t row, size_t c) const {
+    return c < E ? acc + p[row * E + c] : fused(lse[row], lse[row], acc);
+  }
+};
+
 }  // namespace gated

@@ -70,5 +70,7 @@ void router_forward_cpu(const RouterOut& out, const float* logits, const RouterS
 template <class S>
 void router_backward_cpu(S* dlogits, const float* dweight, const RouterOut& saved, const RouterLosses& losses,
                          const RouterShape& s);
+// sums (E+1) += over the tokens: of p, for every expert, and of lse^2.
+void router_report_sums_cpu(float* sums, const float* p, const float* lse, const RouterShape& s);
 
 }  // namespace gated
