@@ -80,11 +80,11 @@ class LaunchGraph {
       launches();
       // It is a destructor that gives memory back, and that cannot refuse: so the record is refused.
       if (given_back != before) require_not_recording(ctx_.device, "memory is given back");
+      end_piece();
     } catch (...) {
       abandon_piece();
       throw;
     }
-    end_piece();
     recorded_ = true;
   }
   void repeat() {
@@ -108,9 +108,11 @@ class LaunchGraph {
   void end_piece() {
     cudaGraph_t graph = nullptr;
     CUDA_CHECK(cudaStreamEndCapture(ctx_.stream, &graph));
-    const cudaError_t made = cudaGraphInstantiate(&pieces_.emplace_back(), graph, 0);
+    Piece piece = nullptr;
+    const cudaError_t made = cudaGraphInstantiate(&piece, graph, 0);
     cudaGraphDestroy(graph);
     CUDA_CHECK(made);
+    pieces_.push_back(piece);
   }
   void repeat(Piece piece) {
     CUDA_CHECK(cudaGraphLaunch(piece, ctx_.stream));
