@@ -65,10 +65,8 @@ void allow_shared(const void* kernel, size_t shared_bytes, Check check) {
 }
 #endif
 
-// kernel<<<grid, block, shared_bytes, stream>>>(args...), checked, on whichever device this build's kernels
-// run. An empty grid is an operation over no elements: nothing to do.
-// In clusters of so many blocks, neighbours in x, of which grid.x is a multiple: they run at once, and reach each
-// other's shared memory (core/tma.cuh).
+// launch() in clusters of so many blocks, neighbours in x, of which grid.x is a multiple: they run at once, and reach
+// each other's shared memory (core/tma.cuh).
 template <class... P, class... A>
 void launch_clusters(void (*kernel)(P...), dim3 grid, dim3 block, unsigned cluster, size_t shared_bytes, Context& ctx,
                      A... args) {
@@ -94,6 +92,9 @@ void launch_clusters(void (*kernel)(P...), dim3 grid, dim3 block, unsigned clust
   });
 #endif
 }
+
+// kernel<<<grid, block, shared_bytes, stream>>>(args...), checked, on whichever device this build's kernels run. An
+// empty grid is an operation over no elements: nothing to do.
 template <class... P, class... A>
 void launch(void (*kernel)(P...), dim3 grid, dim3 block, size_t shared_bytes, Context& ctx, A... args) {
   launch_clusters(kernel, grid, block, 1, shared_bytes, ctx, args...);

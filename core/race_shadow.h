@@ -1,10 +1,9 @@
-// race_shadow: finds data races between the threads of an emulated launch, and finds them whatever order the
-// threads happen to run in: it asks not what went wrong but whether two accesses were ordered at all.
+// race_shadow: finds data races between the threads of an emulated launch, and finds them whatever order the threads
+// happen to run in: it asks not what went wrong but whether two accesses were ordered at all.
 //
-// g++ -fsanitize=thread calls __tsan_readN or __tsan_writeN before each memory access. The program is not
-// linked with libtsan; race_shadow.cpp supplies these functions. For every 4 bytes that a kernel touches they
-// keep the last accesses: who (block, thread), when, which bytes, read or write, atomic or not, from which
-// line. Reported are
+// g++ -fsanitize=thread calls __tsan_readN or __tsan_writeN before each memory access. The program is not linked with
+// libtsan; race_shadow.cpp supplies these functions. For every 4 bytes that a kernel touches they keep the last
+// accesses: who (block, thread), when, which bytes, read or write, atomic or not, from which line. Reported are
 //   - two accesses by two threads to one byte, one of them a write, not both atomic, with no __syncthreads
 //     between and, within a warp, no __syncwarp that both lanes took part in (a shuffle orders no memory), and of
 //     which no mbarrier says that one came before the other: the first thread arrived there after its access, and the

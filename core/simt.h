@@ -84,15 +84,15 @@ constexpr int warpSize = 32;
 
 namespace simt {
 
-// Which runnable thread goes on: the first, the last, any one, or the first in an order of warps and lanes
-// that is drawn anew for each block. The draws depend on the seed and the launch alone.
+// Which runnable thread goes on: the first, the last, any one, or the first in an order of warps and lanes that is
+// drawn anew for each block. The draws depend on the seed and the launch alone.
 enum class Order { forward, reverse, random, priority };
 
 struct Config {
   Order order = Order::forward;
   uint64_t seed = 1;
-  // Of static and dynamic shared memory. By default that of the smallest GPU on which everything runs. --norm-rank
-  // above 484, and linear attention in bf16 with keys of more than 128, are too much for shared_limit_consumer.
+  // Of static and dynamic shared memory. By default that of the smallest GPU on which everything runs; what a
+  // consumer's lacks: docs/gpu.md.
   size_t shared_limit = gated::shared_limit_sm_80;
 };
 extern Config config;
