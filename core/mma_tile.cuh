@@ -1,6 +1,8 @@
 // mma_tile: what kernels on tensor cores have in common: a block of 128 threads and tiles of 64 rows, a warp 16 of
 // them; which numbers of its sums a lane has (core/mma.cuh), and how it stores them.
 #pragma once
+#include <initializer_list>
+
 #include "core/mma.cuh"
 
 namespace gated::mma_tile {
@@ -25,5 +27,11 @@ __device__ inline float sum_of_quad(float x) {
 struct __attribute__((may_alias, aligned(16))) Chunk {
   uint32_t x[4];
 };
+
+inline void require_boundaries(const char* name, std::initializer_list<const bf16*> arrays) {
+  for (const bf16* p : arrays)
+    require(uintptr_t(p) % 16 == 0, "%s: an array at %p, expected its rows on 16-byte boundaries", name,
+            static_cast<const void*>(p));
+}
 
 }  // namespace gated::mma_tile

@@ -27,6 +27,12 @@ template <class T>
   return lane[0];
 }
 
+// What eight chains give together: neighbours first.
+template <class T>
+HD T sum_of_eight(const T (&c)[8]) {
+  return ((c[0] + c[1]) + (c[2] + c[3])) + ((c[4] + c[5]) + (c[6] + c[7]));
+}
+
 // Adds the elements of a row, in ascending order of their index, into 128 chains.
 //   RowSum<float> sum;
 //   for (size_t i = 0; i < n; i++) sum.fma(a[i], b[i]);

@@ -31,9 +31,8 @@
 //     ascends; the chains add up as a tree of neighbours, ((c0+c1) + (c2+c3)) + ... So up to 16 lanes of a GPU may
 //     share a column, and a vector of a CPU may lie along a column as well as across 16 of them.
 //   a sum over columns (dq, dk, dbeta, dg) is made in slices of 16 columns, which are added from +0 in ascending order;
-//   for
-//     dq and dk heads of v that share a key follow each other in the same sum. So each slice may be made elsewhere. In
-//     a slice
+//     for dq and dk heads of v that share a key follow each other in the same sum. So each slice may be made elsewhere.
+//     In a slice
 //     dq_i    is one ascending chain over j of S'_ij do_j
 //     dk_i    is one such chain of dS'_ij u_j plus one such chain of S_ij w_j
 //     dbeta   is a dot, as over a key, of du and e

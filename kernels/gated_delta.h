@@ -23,12 +23,12 @@ struct GatedDeltaShape {
   HD size_t qk_step() const { return qk_stride ? qk_stride : Hk * Dk; }
   HD size_t v_step() const { return v_stride ? v_stride : Hv * Dv; }
   HD size_t group() const { return Hv / Hk; }
-  HD size_t slices() const { return (Dv + gated_delta_slice - 1) / gated_delta_slice; }
+  HD size_t slices() const { return ceil_div(Dv, gated_delta_slice); }
 
   // Where a head begins; h is a value head.
   HD size_t qk_row(size_t b, size_t t, size_t h) const { return (b * T + t) * qk_step() + h / group() * Dk; }
   HD size_t v_row(size_t b, size_t t, size_t h) const { return (b * T + t) * v_step() + h * Dv; }
-  HD size_t o_row(size_t b, size_t t, size_t h) const { return (number(b, t, h)) * Dv; }
+  HD size_t o_row(size_t b, size_t t, size_t h) const { return number(b, t, h) * Dv; }
   HD size_t number(size_t b, size_t t, size_t h) const { return (b * T + t) * Hv + h; }  // in g, beta
   HD size_t state(size_t b, size_t h) const { return (b * Hv + h) * Dk * Dv; }
 

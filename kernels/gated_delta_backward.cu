@@ -20,6 +20,7 @@
 // twins: kernels/cpu/gated_delta_cpu.cpp, kernels/bf16/gated_delta_bf16_backward.cu
 // tests/test_gated_delta.cpp
 #include "core/launch.cuh"
+#include "core/pieces.h"
 #include "kernels/gated_delta.cuh"
 
 namespace gated {
@@ -31,26 +32,19 @@ namespace gated_delta {
 constexpr size_t slice = gated_delta_slice, interval = gated_delta_interval;
 constexpr size_t walk = 4;  // states in shared memory
 
-// What backward has in scratch. Rows are padded to whole warps: R = rows(Dk), so that a slice is (16,R).
+// What backward has in scratch. Rows are padded to whole warps: R is Dk rounded up to 32, and a slice is (16,R).
 struct Scratch {
   float *dq, *dk;     // (B,Hv,slices,64,R): parts of their sums
   float *dg, *dbeta;  // (B,Hv,slices,64)
   float* dS;          // (B,Hv,slices,16,R): from one launch to the next
   float* states;      // (B,Hv,slices,64/4,16,R)
 
-  HD static size_t rows(size_t Dk) { return (Dk + 31) / 32 * 32; }
-  static size_t floats(const GatedDeltaShape& s) {
-    const size_t R = rows(s.Dk);
-    return s.B * s.Hv * s.slices() * (2 * interval * R + 2 * interval + (1 + interval / walk) * slice * R);
-  }
-  Scratch(float* p, const GatedDeltaShape& s) {
-    const size_t all = s.B * s.Hv * s.slices(), R = rows(s.Dk);
-    dq = p;
-    dk = dq + all * interval * R;
-    dg = dk + all * interval * R;
-    dbeta = dg + all * interval;
-    dS = dbeta + all * interval;
-    states = dS + all * slice * R;
+  Scratch(Pieces& pieces, const GatedDeltaShape& s) {
+    const size_t all = s.B * s.Hv * s.slices(), R = round_up(s.Dk, 32);
+    for (float** x : {&dq, &dk}) *x = pieces.take<float>(all * interval * R);
+    for (float** x : {&dg, &dbeta}) *x = pieces.take<float>(all * interval);
+    dS = pieces.take<float>(all * slice * R);
+    states = pieces.take<float>(all * (interval / walk) * slice * R);
   }
 };
 
@@ -178,7 +172,7 @@ __global__ void __launch_bounds__(256)
     gated_delta_backward_sums_kernel(GatedDeltaGradients out, GatedDeltaShape s, gated_delta::Scratch scratch,
                                      size_t t0, size_t count) {
   using namespace gated_delta;
-  const size_t keys = s.B * count * s.Hk * s.Dk, R = Scratch::rows(s.Dk), slices = s.slices();
+  const size_t keys = s.B * count * s.Hk * s.Dk, R = round_up(s.Dk, 32), slices = s.slices();
   size_t n = threadIdx.x + size_t(blockDim.x) * blockIdx.x;
   if (n < keys) {
     const size_t i = n % s.Dk, key_head = n / s.Dk % s.Hk, m = n / s.Dk / s.Hk % count, b = n / s.Dk / s.Hk / count;
@@ -212,8 +206,9 @@ void gated_delta_backward(const GatedDeltaGradients& out, const GatedDeltaBackwa
   require_gated_delta("gated_delta_backward", s);
   if (ctx.device == Device::cpu) return gated_delta_backward_cpu(out, back, in, s, ctx);
   using namespace gated_delta;
-  const Scratch scratch(ctx.scratch(gated_delta_backward_scratch(s, ctx.device) / sizeof(float)), s);
-  const unsigned R = unsigned(Scratch::rows(s.Dk));
+  Pieces pieces(ctx.scratch<unsigned char>(gated_delta_backward_scratch(s, ctx.device)));
+  const Scratch scratch(pieces, s);
+  const unsigned R = unsigned(round_up(s.Dk, 32));
   const size_t shared = sizeof(Shared) + ((1 + walk) * slice + 1) * R * sizeof(float);
   for (size_t part = s.kept() + 1; part-- > 0;) {
     const size_t t0 = part * interval, count = s.T - t0 < interval ? s.T - t0 : interval;
@@ -225,7 +220,7 @@ void gated_delta_backward(const GatedDeltaGradients& out, const GatedDeltaBackwa
 }
 
 size_t gated_delta_backward_scratch(const GatedDeltaShape& s, Device device) {
-  return device == Device::cpu ? gated_delta_backward_cpu_scratch(s) : gated_delta::Scratch::floats(s) * sizeof(float);
+  return device == Device::cpu ? gated_delta_backward_cpu_scratch(s) : bytes_of_memory<gated_delta::Scratch>(s);
 }
 
 }  // namespace gated

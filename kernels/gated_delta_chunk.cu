@@ -5,27 +5,24 @@
 // the state is looked at once in 64 tokens. What a token does to those after it within its chunk goes through products
 // of keys and queries, 64 x 64 numbers, and everything becomes a product of matrices, which a machine does fastest.
 //
-// 1. Unroll the rule over a chunk. S is the state in front of it, c_i = g_1 + ... + g_i, and G_ij = e^(c_i - c_j) for j
-//   <= i is what is left at token i of what token j wrote:
+// 1. Unroll the rule over a chunk. S is the state in front of it, c_i = g_1 + ... + g_i, and for j <= i
+//   G_ij = e^(c_i - c_j) is what is left at token i of what token j wrote:
 //     S_i = alpha_i S_(i-1) + k_i u_i^T   =>   S_i = e^c_i S + sum over j <= i of G_ij k_j u_j^T
-//   Put that into e_i = v_i - alpha_i S_(i-1)^T k_i and o_i = S_i^T q_i. alpha_i S_(i-1) is S_i without its last term,
-//   so
+//   Put that into e_i = v_i - alpha_i S_(i-1)^T k_i and o_i = S_i^T q_i. S_i without its last term is alpha_i S_(i-1):
 //     e_i = v_i - e^c_i S^T k_i - sum over j < i of L_ij u_j        L_ij = G_ij (k_i.k_j)
 //     u_i = beta_i e_i
 //     o_i = e^c_i S^T q_i       + sum over j <= i of P_ij u_j       P_ij = G_ij (q_i.k_j)
 //     S  <- e^c_n S + sum over i of (G_ni k_i) u_i^T                at the end of the chunk, n its last token
-//   With X_i = v_i - e^c_i S^T k_i the first two lines are a triangular system for u, rows of tokens by columns of
-//   values:
+//   With X_i = v_i - e^c_i S^T k_i the first two lines are a triangular system for u, of which a row is a token:
 //     (I + diag(beta) L) u = diag(beta) X
-//   Its inverse T = (I + diag(beta) L)^-1 makes u = T diag(beta) V - (T diag(beta e^c) K) S = U - W S, the "WY form" in
+//   Its inverse R = (I + diag(beta) L)^-1 makes u = R diag(beta) V - (R diag(beta e^c) K) S = U - W S, the "WY form" in
 //   which the rule is mostly written. U and W do not know S, so they could be made for all chunks at once. But here a
 //   chunk's state must be there anyway before the next chunk, and to solve the system downwards, u_1, then u_2, ..., is
-//   less work than T, U and W, and rounds less.
+//   less work than R, U and W, and rounds less.
 //
 // 2. Backward. do and dS', the gradient of the state after the chunk, are given. From the lines of o and S:
 //     du_i = sum over m >= i of P_mi do_m + G_ni dS'^T k_i
-//   But u_i is also in every e_m with m > i, and e_i leads to u_i: de_i = beta_i Du_i, where Du is the whole gradient
-//   of u,
+//   But u_i is also in every e_m with m > i, and e_i leads to u_i: de_i = beta_i Du_i. The whole gradient of u, Du, is
 //     Du_i = du_i - sum over m > i of L_mi de_m
 //   a triangular system again, solved upwards. Then, each line by the product rule:
 //     dv_i    = de_i                                                dbeta_i = Du_i.e_i
@@ -47,22 +44,19 @@
 // order: fused(a,b,c) = a*b + c, rounded once. A "chain" starts at +0, or where the text says, and ascends. A "dot" has
 //   16 chains and a tree (kernels/gated_delta.cuh).
 //   c_i - c_j is made by adding g_(j+1) .. g_i from +0, not as a difference, which would lose what a strong decay
-//   before j
-//     has made of c. G = exp of that, c_i is a chain too.
+//     before j has made of c. G = exp of that, c_i is a chain too.
 //   L_ij = G_ij * (chain over d of k_id k_jd), P_ij = G_ij * (chain of q_id k_jd)
 //   e_i: from X_i = fused(-e^c_i, chain over d of k_id S_dj, v_i) a chain over j of -L_ij u_j; u = beta*e
 //   o_i: from e^c_i * (chain over d of q_id S_dj) a chain over j <= i of P_ij u_j
 //   S: from e^c_n * S a chain over i of (G_ni*k_id) u_ij
 //   w_i = G_ni * (chain over d of k_id dS'_dj); du_i: from w_i a chain over m of P_mi do_m; Du_i: from du_i a chain
-//   over m,
-//     descending, of -L_mi de_m; de = beta*Du; dbeta is a dot
+//     over m, descending, of -L_mi de_m; de = beta*Du; dbeta is a dot
 //   dL_ij G_ij = -G_ij * (chain over columns of de_i u_j), dP_ij G_ij = G_ij * (chain of do_i u_j)
 //   dq_i: from e^c_i * (chain over columns of do_ij S_dj), plus_i: from -e^c_i * (chain of de_ij S_dj), minus_i: from
 //     G_ni * (chain of u_ij dS'_dj), chains in the order of the terms above; plus and minus are added last, and heads
 //     of v that share a key are added to +0 in ascending order
-//   dc_i = (q.dq + k.plus) - k.minus, three dots. What comes to dc_n is e^c_n * (for every d a chain over columns of S
-//   dS', and
-//     these added like the elements of a dot) + the chain over i of the dots w_i.u_i. dg_i is a chain of dc,
+//   dc_i = (q.dq + k.plus) - k.minus, three dots. What comes to dc_n is e^c_n * (for every d a chain over columns of
+//     S dS', and these added like the elements of a dot) + the chain over i of the dots w_i.u_i. dg_i is a chain of dc,
 //     descending.
 //   dS: from e^c_n * dS' a chain over i of (e^c_i*q_id) do_ij and then one of -(e^c_i*k_id) de_ij
 //   A last chunk of fewer tokens is a smaller chunk.

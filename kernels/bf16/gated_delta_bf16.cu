@@ -1,5 +1,4 @@
-// gated_delta_bf16: the gated delta rule of kernels/gated_delta.cu over bf16 arrays, 64 tokens at a time on tensor
-// cores
+// gated_delta_bf16: the gated delta rule of kernels/gated_delta.cu over bf16, 64 tokens at a time on tensor cores
 //                                                             (Yang, Wang, Zhang, Shen & Kim 2024, arXiv 2406.06484)
 //
 // Why a chunk of tokens becomes products of matrices, and the backward of that: kernels/gated_delta_chunk.cu. The same
@@ -9,20 +8,20 @@
 // 1. Forward.
 //     X_i = v_i - e^c_i S^T k_i                    what v is off from what the state in front of the chunk holds for k
 //     A_ij = beta_i G_ij (k_i.k_j)   (j < i)           how much token j's write is in the way of token i
-//     T   = (I + A)^-1                                 so u = T diag(beta) X solves (I + A) u = diag(beta) X
+//     R   = (I + A)^-1                                 so u = R diag(beta) X solves (I + A) u = diag(beta) X
 //     P_ij = G_ij (q_i.k_j)          (j <= i)
-//     u   = T Y,   Y_i = beta_i X_i
+//     u   = R Y,   Y_i = beta_i X_i
 //     o_i = e^c_i S^T q_i + sum over j <= i of P_ij u_j
 //     S  <- e^c_n S + sum over i of k_i (G_ni u_i)^T
-//   T is made of keys and decays alone, for all chunks at once; only X, u and S wait for the chunk before. To make it,
-//   rows of T are solved downwards: T_i = (row i of I) - sum over m < i of A_im T_m.
+//   R is made of keys and decays alone, for all chunks at once; only X, u and S wait for the chunk before. To make it,
+//   rows of R are solved downwards: R_i = (row i of I) - sum over m < i of A_im R_m.
 //
 // 2. Backward. do and dS', the gradient of the state after the chunk, are given.
 //     du_i = G_ni dS'^T k_i + sum over m >= i of P_mi do_m
-//   Y = T^-1 u is a product with T, so its gradient is one with T^T:
-//     Du   = T^T du                 dv_i = beta_i Du_i                dbeta_i = Du_i.X_i + what A gets from beta_i
-//   A is in T = (I + A)^-1, whose differential is -T dA T: A gets -(T^T du) (T Y)^T = -Du u^T, so with L_ij = G_ij
-//   (k_i.k_j)
+//   Y = R^-1 u is a product with R, so its gradient is one with R^T:
+//     Du   = R^T du                 dv_i = beta_i Du_i                dbeta_i = Du_i.X_i + what A gets from beta_i
+//   A is in R = (I + A)^-1, whose differential is -R dA R: A gets -(R^T du) (R Y)^T = -Du u^T. With
+//   L_ij = G_ij (k_i.k_j)
 //     dA_ij = -Du_i.u_j        dL_ij = -beta_i Du_i.u_j        dbeta_i = Du_i.X_i - sum over j < i of L_ij (Du_i.u_j)
 //     dP_ij = do_i.u_j
 //     dq_i    = e^c_i S do_i         + sum over j <= i of dP_ij G_ij k_j
@@ -41,37 +40,37 @@
 //   beta are 0 up to a whole chunk: such a token changes nothing. fused(a,b,c) = a*b + c, rounded once. What is rounded
 //   to bf16 has a hat.
 //     c_i     a chain of additions from +0; G_ij = exp(c_i - c_j), n = 63 in the chunk
-//     A_ij    = beta_i * (G_ij * (chain over d of k_id k_jd)), T_ij = from 1 where i = j, else 0,
-//               fused(-A_im, T_mj, .) for m < i, ascending: floats; then T^
+//     A_ij    = beta_i * (G_ij * (chain over d of k_id k_jd)), R_ij = from 1 where i = j, else 0,
+//               fused(-A_im, R_mj, .) for m < i, ascending: floats; then R^
 //     P^_ij   = G_ij * (chain of q_id k_jd), 0 for j > i
 //     X_ij    = fused(-e^c_i, chain over d of k_id S^_dj, v_ij), Y^ = beta_i * X
-//     u_ij    = chain over m of T^_im Y^_mj
+//     u_ij    = chain over m of R^_im Y^_mj
 //     o_ij    = from e^c_i * (chain over d of q_id S^_dj) a chain over m of P^_im u^_mj
 //     S_dj    = from e^c_n * S_dj a chain over i of k_id w^_ij, w = G_ni * u_ij; S itself stays a float
-//   backward, u^ and X^ as they are stored, m = e^c_i * beta_i:
+//   backward, u^ and X^ as they are stored, f_i = e^c_i * beta_i:
 //     du_ij   = from G_ni * (chain over d of k_id dS'^_dj) a chain over m of P^_mi do_mj
-//     Du_ij   = chain over m of T^_mi du^_mj, dv = beta_i * Du
+//     Du_ij   = chain over m of R^_mi du^_mj, dv = beta_i * Du
 //     dP      = chain over columns of do_i u^_j, DL of Du^_i u^_j; toP^ = G_ij * dP, toL^ = -(G_ij * (beta_i * DL_ij));
 //               both are 0 for j > i, and toL for j = i too
 //     dbeta_i = Du^_i.X^_i - sum over j < i of fused(G_ij * (chain of k_id k_jd), DL_ij, .)
 //     dq_id   = from e^c_i * (chain over j of do_ij S^_dj) a chain over m of toP^_im k_md
-//     plus_id = from -m * (chain over j of Du^_ij S^_dj) a chain over m of toL^_im k_md
+//     plus_id = from -f_i * (chain over j of Du^_ij S^_dj) a chain over m of toL^_im k_md
 //     minus_id = from G_ni * (chain over j of u^_ij dS'^_dj) a chain over m of toP^_mi q_md, then one of toL^_mi k_md
 //     dk      = plus + minus; value heads that share a key are added in ascending order, from the first
 //     dc_i    = (q.dq + k.plus) - k.minus; k.(G_ni dS' u) is added up from +0 over i, then fused(e^c_n, <S^,dS'^>, .)
 //               comes to dc_n; dg is a chain of dc, descending
 //     dS_dj   = from e^c_n * dS'_dj a chain over i of q_id a^_ij, a = e^c_i * do_ij, then one of k_id z^_ij,
-//               z = -m * Du_ij
+//               z = -f_i * Du_ij
 //   A row's dot has 8 chains of fused, element j in chain j mod 8, added as ((0+1) + (2+3)) + ((4+5) + (6+7)); so has
 //   the sum in dbeta. <S,dS'> has 128 chains, elements 8 by 8, and a tree of neighbours.
-//   As in fla's kernels T, Y, u, S and P are rounded where they are multiplied, and c_i - c_j is a difference. (That
-//   errs by 2^-24 |c|, less than what rounding to bf16 makes of G while a chunk decays by no more than e^-10000.)
-//   The other usual form, u = T diag(beta) V - (T diag(beta e^c) K) S, rounds one more matrix of keys.
+//   As in the kernels of flash-linear-attention R, Y, u, S and P are rounded where they are multiplied, and c_i - c_j
+//   is a difference. (That errs by 2^-24 |c|, less than what rounding to bf16 makes of G while a chunk decays by no
+//   more than e^-10000.) The other usual form, u = R diag(beta) V - (R diag(beta e^c) K) S, rounds one more matrix
+//   of keys.
 //
 // 4. A row knows no row after it. Its sums have zeros in their place, and a term that is 0 changes no bit of a step
-// (core/mma.h). So
-//   tokens after a token change no bit of its o, as long as they are finite; infinities and NaN reach their whole
-//   chunk. A chunk that is begun, with the state in front of it, is therefore all that the next token needs.
+//   (core/mma.h). So tokens after a token change no bit of its o, as long as they are finite; infinities and NaN reach
+//   their whole chunk. A chunk that is begun, with the state in front of it, is thus all that the next token needs.
 //
 // How far from the recurrence in double, as 2-norms over all of an array, for T = 300, heads of 64 and g down to 0,
 // -0.01, -0.5 and -10:
@@ -99,7 +98,8 @@ namespace gated_delta_bf16 {
 // One output after the other; in double plain sums.
 template <class Real>
 struct PlainProduct {
-  MmaArithmetic arithmetic;
+  PlainProduct(Pieces&, const GatedDeltaShape&, MmaArithmetic arithmetic) : arithmetic(arithmetic) {}
+  const MmaArithmetic arithmetic;
 
   void operator()(Real* C, size_t M, size_t N, Factor<Real> left, Factor<Real> right, size_t K) const {
     for (size_t m = 0; m < M; m++)
@@ -123,10 +123,11 @@ struct PlainProduct {
 template <class Stored, class F>
 void for_each_key_head_in_order(const GatedDeltaShape& s, MmaArithmetic arithmetic, F f) {
   using AllSteps = Steps<Wide<Stored>, PlainProduct<Wide<Stored>>>;
-  std::vector<Wide<Stored>> memory(AllSteps::numbers(s));
+  std::vector<unsigned char> memory(bytes_of_memory<AllSteps>(s, arithmetic));
   for (size_t b = 0; b < s.B; b++)
     for (size_t head = 0; head < s.Hk; head++) {
-      AllSteps steps(memory.data(), s, {arithmetic});
+      Pieces pieces(memory.data());
+      AllSteps steps(pieces, s, arithmetic);
       f(steps, b, head);
     }
 }
@@ -154,25 +155,25 @@ void gated_delta_bf16_backward_ref(const GatedDeltaBf16GradientsOf<Stored>& out,
 // ---- kernels
 //
 // Three, one after the other:
-//   make     c, T and P of every chunk                            a block a chunk of a value head
+//   make     c, R and P of every chunk                            a block a chunk of a value head
 //   state    X, u and the states, from chunk to chunk             a block 64 columns of a value head's state
 //   output   o                                                    a block 64 columns of a chunk
 // Only `state` walks over a sequence, so it does as little as it can.
 
-// Column j of T is thread j's. It makes eight rows at a time: what the rows before them give comes first, each T_mj
+// Column j of R is thread j's. It makes eight rows at a time: what the rows before them give comes first, each R_mj
 // read once for all eight, and then what they give to each other, in registers.
 __global__ void __launch_bounds__(gated_delta_bf16::threads)
     gated_delta_bf16_make_kernel(gated_delta_bf16::Made made, const bf16* q, const bf16* k, const float* g,
                                  const float* beta, GatedDeltaShape s) {
   using namespace gated_delta_bf16;
   DYNAMIC_SHARED(bf16, shared);
-  constexpr int pitch =
-      tokens + 4;  // of A: a lane's two columns, four lanes apart, and eight rows are in different banks
-  const Place at(s, blockIdx.x / chunks_of(s), blockIdx.x % chunks_of(s));
+  // Of A. 2 * 68 mod 32 is 8: the four columns and eight rows that a warp writes at a time fall on 32 banks.
+  constexpr int pitch = tokens + 4;
+  const Place at(s, blockIdx.x / gated_delta_bf16_chunks(s), blockIdx.x % gated_delta_bf16_chunks(s));
   const int panels = int(ceil_div(s.Dk, size_t{panel_columns})), i = threadIdx.x;
   bf16 *const keys = shared, *const queries = keys + panels * panel;
   float* const less_A = reinterpret_cast<float*>(queries + panels * panel);  // -A transposed
-  float *const T = less_A + tokens * pitch, *const c = T + tokens * tokens, *const betas = c + tokens;
+  float *const R = less_A + tokens * pitch, *const c = R + tokens * tokens, *const betas = c + tokens;
 
   AsyncCopies copies;
   copy_panels(keys, keys_of(k, s, at), at.t0, copies);
@@ -216,7 +217,7 @@ __global__ void __launch_bounds__(gated_delta_bf16::threads)
 #pragma unroll
     for (int r = 0; r < together; r++) x[r] = first + r == i ? 1.0f : 0.0f;
     for (int m = 0; m < first; m++) {
-      const float t = T[m * tokens + i];
+      const float t = R[m * tokens + i];
 #pragma unroll
       for (int r = 0; r < together; r++) x[r] = fused(less_A[m * pitch + first + r], t, x[r]);
     }
@@ -226,21 +227,21 @@ __global__ void __launch_bounds__(gated_delta_bf16::threads)
       for (int m = 0; m < r; m++) x[r] = fused(less_A[(first + m) * pitch + first + r], x[m], x[r]);
 #pragma unroll
     for (int r = 0; r < together; r++) {
-      T[(first + r) * tokens + i] = x[r];
-      made.T[at.number * panel + (first + r) * tokens + i] = bf16(x[r]);
+      R[(first + r) * tokens + i] = x[r];
+      made.R[at.number * panel + (first + r) * tokens + i] = bf16(x[r]);
     }
   }
 }
 
 // Per chunk, with S in registers:
 //
-//    S^ to shared memory | X = v - e^c k S^, Y^ | u = T^ Y^ | w^ = G_n u | S = e^c_n S + k w^
+//    S^ to shared memory | X = v - e^c k S^, Y^ | u = R^ Y^ | w^ = G_n u | S = e^c_n S + k w^
 //                        A                      B           C            D
-//   A   S^ is there, and k, T^ and v of the chunk; every warp is done with the chunk before, into whose place the
+//   A   S^ is there, and k, R^ and v of the chunk; every warp is done with the chunk before, into whose place the
 //       next is copied
 //   B   Y^ is there; nobody reads S^ any more
-//   C   nobody reads T^ and Y^ any more
-//   D   w^ is there, and u^ and X^ in the places of T^ and v
+//   C   nobody reads R^ and Y^ any more
+//   D   w^ is there, and u^ and X^ in the places of R^ and v
 // Grid (B*Hv, columns).
 template <int keys>
 __global__ void __launch_bounds__(gated_delta_bf16::walkers, keys <= 128 ? 2 : 1)
@@ -251,14 +252,14 @@ __global__ void __launch_bounds__(gated_delta_bf16::walkers, keys <= 128 ? 2 : 1
   constexpr int buffer = (keys / 64 + 2) * panel;
   bf16 *const rounded_S = shared, *const Y = rounded_S + keys / 64 * panel, *const w = Y + panel,
               *const buffers = w + panel;
-  const size_t chunks = chunks_of(s), column0 = size_t(blockIdx.y) * panel_columns;
+  const size_t chunks = gated_delta_bf16_chunks(s), column0 = size_t(blockIdx.y) * panel_columns;
 
   AsyncCopies copies;
   const auto copy = [&](size_t n) {
     const Place at(s, blockIdx.x, n);
-    bf16 *const k = buffers + n % 2 * buffer, *const T = k + keys / 64 * panel, *const v = T + panel;
+    bf16 *const k = buffers + n % 2 * buffer, *const R = k + keys / 64 * panel, *const v = R + panel;
     copy_panels<walkers>(k, keys_of(in.k, s, at), at.t0, copies);
-    copy_panel<walkers>(T, made.T_of(at), 0, 0, int(tokens), copies);
+    copy_panel<walkers>(R, made.R_of(at), 0, 0, int(tokens), copies);
     copy_panel<walkers>(v, values_of(in.v, s, at), at.t0, column0, int(tokens), copies);
     copies.commit();
   };
@@ -269,7 +270,7 @@ __global__ void __launch_bounds__(gated_delta_bf16::walkers, keys <= 128 ? 2 : 1
 
   for (size_t n = 0; n < chunks; n++) {
     const Place at(s, blockIdx.x, n);
-    bf16 *const k = buffers + n % 2 * buffer, *const T = k + keys / 64 * panel, *const v = T + panel;
+    bf16 *const k = buffers + n % 2 * buffer, *const R = k + keys / 64 * panel, *const v = R + panel;
     const RowGates of_row(made, at);
     state.round_to(rounded_S, s.Dk);
     copies.template wait<0>();
@@ -292,19 +293,19 @@ __global__ void __launch_bounds__(gated_delta_bf16::walkers, keys <= 128 ? 2 : 1
     });
     __syncthreads();  // B
     MmaC u[tiles] = {};
-    multiply<Lies::straight, Lies::turned>(u, T, Y, tokens, first_tile());
+    multiply<Lies::straight, Lies::turned>(u, R, Y, tokens, first_tile());
     __syncthreads();  // C
     for_each_pair<tiles>([&](int tile, int half) {
       const int place = pair_place(own_row(half), first_tile() + tile);
       const float low = u[tile].x[2 * half], high = u[tile].x[2 * half + 1],
                   left = exact_exp(of_row.last - of_row.c[half]);
-      store_two(T + place, low, high);
+      store_two(R + place, low, high);
       store_two(w + place, left * low, left * high);
     });
     __syncthreads();  // D
     const size_t output = s.o_row(at.b, at.t0, at.h) + column0, rows = s.T - at.t0, columns = s.Dv - column0;
     if (out.miss) write_panel<walkers>(out.miss + output, s.Hv * s.Dv, rows, columns, v, int(tokens));
-    write_panel<walkers>(out.u + output, s.Hv * s.Dv, rows, columns, T, int(tokens));
+    write_panel<walkers>(out.u + output, s.Hv * s.Dv, rows, columns, R, int(tokens));
     state.scale(exact_exp(of_row.last), s.Dk);
     state.add(k, w, s.Dk);
   }
@@ -317,7 +318,7 @@ __global__ void __launch_bounds__(gated_delta_bf16::threads)
                                    GatedDeltaShape s) {
   using namespace gated_delta_bf16;
   DYNAMIC_SHARED(bf16, shared);
-  const Place at(s, blockIdx.x / chunks_of(s), blockIdx.x % chunks_of(s));
+  const Place at(s, blockIdx.x / gated_delta_bf16_chunks(s), blockIdx.x % gated_delta_bf16_chunks(s));
   const size_t column0 = size_t(blockIdx.y) * panel_columns;
   const int panels = int(ceil_div(s.Dk, size_t{panel_columns}));
   bf16 *const queries = shared, *const S = queries + panels * panel, *const P = S + panels * panel,
@@ -357,28 +358,15 @@ void require_shape(const char* name, const GatedDeltaShape& s, std::initializer_
   require(s.qk_step() % 8 == 0 && s.v_step() % 8 == 0,
           "%s: strides are %zu and %zu, expected multiples of 8: a row of bf16 begins on 16 bytes", name, s.qk_step(),
           s.v_step());
-  for (const bf16* p : arrays)
-    require(uintptr_t(p) % 16 == 0, "%s: an array at %p, expected its rows on 16-byte boundaries", name,
-            static_cast<const void*>(p));
+  require_boundaries(name, arrays);
 }
 
-static size_t all_chunks(const GatedDeltaShape& s) {
-  return s.B * s.Hv * chunks_of(s);
-}
-size_t made_bytes(const GatedDeltaShape& s) {
-  return all_chunks(s) * (2 * panel * sizeof(bf16) + 2 * tokens * sizeof(float));
-}
-
-Made make(unsigned char* scratch, const GatedDeltaBf16In& in, const GatedDeltaShape& s, Context& ctx) {
-  Made made;
-  made.T = reinterpret_cast<bf16*>(scratch);
-  made.P = made.T + all_chunks(s) * panel;
-  made.c = reinterpret_cast<float*>(made.P + all_chunks(s) * panel);
-  made.beta = made.c + all_chunks(s) * tokens;
+Made make(Pieces& pieces, const GatedDeltaBf16In& in, const GatedDeltaShape& s, Context& ctx) {
+  const Made made(pieces, s);
   const size_t shared = 2 * ceil_div(s.Dk, size_t{panel_columns}) * panel * sizeof(bf16) +
                         tokens * (tokens + 4 + tokens + 2) * sizeof(float);
-  launch(gated_delta_bf16_make_kernel, grid_of(all_chunks(s)), threads, shared, ctx, made, in.q, in.k, in.g, in.beta,
-         s);
+  launch(gated_delta_bf16_make_kernel, grid_of(s.B * s.Hv * gated_delta_bf16_chunks(s)), threads, shared, ctx, made,
+         in.q, in.k, in.g, in.beta, s);
   return made;
 }
 
@@ -390,7 +378,8 @@ void gated_delta_bf16_forward(const GatedDeltaBf16Out& out, const GatedDeltaBf16
   require_shape("gated_delta_bf16_forward", s, {out.o, out.kept, out.u, out.miss, in.q, in.k, in.v});
   if (ctx.device == Device::cpu) return gated_delta_bf16_forward_cpu(out, in, s, ctx);
   emulate_mma(ctx);
-  const Made made = make(ctx.scratch<unsigned char>(gated_delta_bf16_forward_scratch(s, ctx.device)), in, s, ctx);
+  Pieces scratch(ctx.scratch<unsigned char>(gated_delta_bf16_forward_scratch(s, ctx.device)));
+  const Made made = make(scratch, in, s, ctx);
   const unsigned columns = unsigned(ceil_div(s.Dv, size_t{panel_columns}));
   const size_t room = key_room(s.Dk), panels = ceil_div(s.Dk, size_t{panel_columns});
   const auto state_kernel = room == 64    ? gated_delta_bf16_state_kernel<64>
@@ -398,12 +387,12 @@ void gated_delta_bf16_forward(const GatedDeltaBf16Out& out, const GatedDeltaBf16
                                           : gated_delta_bf16_state_kernel<256>;
   launch(state_kernel, dim3(grid_of(s.B * s.Hv).x, columns), walkers, (3 * room / 64 + 6) * panel * sizeof(bf16), ctx,
          out, in, made, s);
-  launch(gated_delta_bf16_output_kernel, dim3(grid_of(s.B * s.Hv * chunks_of(s)).x, columns), threads,
+  launch(gated_delta_bf16_output_kernel, dim3(grid_of(s.B * s.Hv * gated_delta_bf16_chunks(s)).x, columns), threads,
          (2 * panels + 2) * panel * sizeof(bf16), ctx, out.o, in.q, out.kept, out.u, made, s);
 }
 
 size_t gated_delta_bf16_forward_scratch(const GatedDeltaShape& s, Device device) {
-  return device == Device::cpu ? gated_delta_bf16_cpu_scratch(s) : gated_delta_bf16::made_bytes(s);
+  return device == Device::cpu ? gated_delta_bf16_cpu_scratch(s) : bytes_of_memory<gated_delta_bf16::Made>(s);
 }
 
 }  // namespace gated

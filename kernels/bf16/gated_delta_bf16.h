@@ -10,7 +10,7 @@ namespace gated {
 // Tokens of a chunk, from multiples of 64 on: a part of the result.
 constexpr size_t gated_delta_bf16_chunk = 64;
 
-inline size_t gated_delta_bf16_chunks(const GatedDeltaShape& s) {
+HD size_t gated_delta_bf16_chunks(const GatedDeltaShape& s) {
   return ceil_div(s.T, gated_delta_bf16_chunk);
 }
 // Elements of `kept`.

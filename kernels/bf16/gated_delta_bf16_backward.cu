@@ -2,7 +2,7 @@
 // kernels/bf16/gated_delta_bf16.cu. Panels and their product: kernels/bf16/gated_delta_bf16_tile.cuh
 //
 // Three kernels, one after the other:
-//   make       c, T and P of every chunk, as for the forward        a block a chunk of a value head
+//   make       c, R and P of every chunk, as for the forward        a block a chunk of a value head
 //   dstate     du, Du, dv and the gradients of the states           a block 64 columns of a value head, backwards
 //   gradient   dq, dk, dg and dbeta                                 a block a chunk of a key head, for its value heads
 // Only `dstate` walks over a sequence.
@@ -15,16 +15,24 @@ namespace gated {
 
 namespace gated_delta_bf16 {
 
+// Where value heads share a key: what those so far give to 64 of its columns, for 64 tokens.
+using Given = ThreadSums<4 * sums, threads>;
+
 // What `dstate` leaves for `gradient`, in scratch.
 struct Left {
   bf16* dkept;             // (B,Hv,chunks,Dk,Dv): dS' of every chunk, rounded
   bf16* Du;                // (B,T,Hv,Dv)
   float *dq_sum, *dk_sum;  // (B,Hk,chunks,panels) of Given
-};
-// Where value heads share a key: what those so far give to 64 of its columns, for 64 tokens.
-using Given = ThreadSums<4 * sums, threads>;
 
-// Bytes of shared memory with one chunk of k, q, T^, P^ and do in it, or with two: one that is multiplied and one that
+  Left(Pieces& pieces, const GatedDeltaShape& s) {
+    dkept = pieces.take<bf16>(gated_delta_bf16_kept_size(s));
+    Du = pieces.take<bf16>(s.B * s.T * s.Hv * s.Dv);
+    const size_t panels = s.B * s.Hk * gated_delta_bf16_chunks(s) * ceil_div(s.Dk, size_t{panel_columns});
+    for (float** x : {&dq_sum, &dk_sum}) *x = pieces.take<float>(s.group() > 1 ? panels * Given::size : 0);
+  }
+};
+
+// Bytes of shared memory with one chunk of k, q, R^, P^ and do in it, or with two: one that is multiplied and one that
 // is copied.
 constexpr size_t dstate_shared(size_t keys, size_t buffers) {
   return (buffers * (2 * keys / 64 + 3) + keys / 64 + 3) * panel * sizeof(bf16);
@@ -63,9 +71,9 @@ __device__ inline void state_dot_of_block(float* sums_of_warps, const bf16* S, c
 
 // Per chunk, with dS in registers:
 //
-//    dS'^ to shared memory | du = G_n k dS'^ + P^T do, a^ | Du = T^T du^, dv, z^ | dS = e^c_n dS' + q a^ + k z^
+//    dS'^ to shared memory | du = G_n k dS'^ + P^T do, a^ | Du = R^T du^, dv, z^ | dS = e^c_n dS' + q a^ + k z^
 //                          A                              B                      C                             D
-//   A   dS'^ is there, and k, q, T^, P^ and do of the chunk; with two buffers every warp is done with the chunk before,
+//   A   dS'^ is there, and k, q, R^, P^ and do of the chunk; with two buffers every warp is done with the chunk before,
 //       into whose place the next is copied
 //   B   du^ and a^ are there; nobody reads dS'^, P^ and do any more
 //   C   z^ is there, and Du^ and dv^ in the places of do and P^; nobody reads du^ any more
@@ -89,12 +97,12 @@ __global__ void __launch_bounds__(gated_delta_bf16::walkers, keys <= 64 ? 2 : 1)
     bf16 *const k = buffer_of(n), *const q = k + keys / 64 * panel, *const rest = q + keys / 64 * panel;
     copy_panels<walkers>(k, keys_of(in.k, s, at), at.t0, copies);
     copy_panels<walkers>(q, keys_of(in.q, s, at), at.t0, copies);
-    copy_panel<walkers>(rest, made.T_of(at), 0, 0, int(tokens), copies);
+    copy_panel<walkers>(rest, made.R_of(at), 0, 0, int(tokens), copies);
     copy_panel<walkers>(rest + panel, made.P_of(at), 0, 0, int(tokens), copies);
     copy_panel<walkers>(rest + 2 * panel, outputs_of(back.dout, s, at), at.t0, column0, int(tokens), copies);
     copies.commit();
   };
-  const size_t chunks = chunks_of(s);
+  const size_t chunks = gated_delta_bf16_chunks(s);
   copy(chunks - 1);
   StateColumns<keys> state;
   const Place first(s, blockIdx.x, 0);
@@ -102,8 +110,8 @@ __global__ void __launch_bounds__(gated_delta_bf16::walkers, keys <= 64 ? 2 : 1)
 
   for (size_t n = chunks; n-- > 0;) {
     const Place at(s, blockIdx.x, n);
-    bf16 *const k = buffer_of(n), *const q = k + keys / 64 * panel, *const T = q + keys / 64 * panel,
-                *const P = T + panel, *const dout = P + panel;
+    bf16 *const k = buffer_of(n), *const q = k + keys / 64 * panel, *const R = q + keys / 64 * panel,
+                *const P = R + panel, *const dout = P + panel;
     const RowGates of_row(made, at);
     state.round_to(rounded_dS, s.Dk);
     copies.template wait<0>();
@@ -127,7 +135,7 @@ __global__ void __launch_bounds__(gated_delta_bf16::walkers, keys <= 64 ? 2 : 1)
     });
     __syncthreads();  // B
     MmaC Du[tiles] = {};
-    multiply<Lies::turned, Lies::turned>(Du, T, du, tokens, first_tile());
+    multiply<Lies::turned, Lies::turned>(Du, R, du, tokens, first_tile());
     for_each_pair<tiles>([&](int tile, int half) {
       const int place = pair_place(own_row(half), first_tile() + tile);
       const float strength = of_row.beta[half], less = -(exact_exp(of_row.c[half]) * strength);
@@ -155,7 +163,7 @@ namespace gated_delta_bf16 {
 
 // What the rows of a lane are multiplied by.
 struct RowFactors {
-  float start[2], less[2], to_end[2];  // e^c, -m, e^(c_n - c)
+  float start[2], less[2], to_end[2];  // e^c_i, -f_i, e^(c_n - c_i)
 };
 
 __device__ inline void scale_rows(MmaC (&x)[sums], const float (&factor)[2]) {
@@ -323,7 +331,8 @@ struct GradientBlock {
 
   // 64 columns of dq and of dk, of panel p. dk is plus and minus. The first columns of values have been asked for;
   // while the second half of the work is done, which needs none, the next panel's first ones come.
-  __device__ void make_dq_and_dk(RowDots& dots, const RowFactors& factors, const Place& at, size_t r, int p) const {
+  __device__ void make_dq_and_dk(RowDots& dots, const Place& at, size_t r, int p) const {
+    const RowFactors factors = row_factors();
     const size_t d0 = size_t(p) * panel_columns;
     const bf16 *const k = keys + p * panel, *const q = queries + p * panel;
     MmaC dq[sums] = {}, plus[sums] = {}, minus[sums] = {};
@@ -391,7 +400,7 @@ __global__ void __launch_bounds__(gated_delta_bf16::threads, 2)
   STATIC_SHARED(float, dc, [tokens]);
   STATIC_SHARED(float, written, [tokens]);
   STATIC_SHARED(float, state_sums, [threads / 32]);
-  const size_t chunks = chunks_of(s), n = blockIdx.x % chunks, b = blockIdx.x / chunks / s.Hk,
+  const size_t chunks = gated_delta_bf16_chunks(s), n = blockIdx.x % chunks, b = blockIdx.x / chunks / s.Hk,
                key_head = blockIdx.x / chunks % s.Hk;
   const int panels = int(ceil_div(s.Dk, size_t{panel_columns})), i = threadIdx.x;
   bf16 *const queries = shared + panels * panel, *const rest = queries + panels * panel;
@@ -433,28 +442,12 @@ __global__ void __launch_bounds__(gated_delta_bf16::threads, 2)
 
     block.make_gradients_of_scores(at, r);
     RowDots dots;
-    for (int p = 0; p < panels; p++) {
-      const RowFactors factors = block.row_factors();
-      block.make_dq_and_dk(dots, factors, at, r, p);
-    }
+    for (int p = 0; p < panels; p++) block.make_dq_and_dk(dots, at, r, p);
     block.make_dg(dots, state_sums, at);
   }
 }
 
 // ---- launchers
-
-namespace gated_delta_bf16 {
-
-// Of dq_sum, and of dk_sum.
-static size_t sums_size(const GatedDeltaShape& s) {
-  return s.group() > 1 ? s.B * s.Hk * chunks_of(s) * ceil_div(s.Dk, size_t{panel_columns}) * Given::size : 0;
-}
-
-static size_t left_bytes(const GatedDeltaShape& s) {
-  return (gated_delta_bf16_kept_size(s) + s.B * s.T * s.Hv * s.Dv) * sizeof(bf16) + 2 * sums_size(s) * sizeof(float);
-}
-
-}  // namespace gated_delta_bf16
 
 void gated_delta_bf16_backward(const GatedDeltaBf16Gradients& out, const GatedDeltaBf16BackwardIn& back,
                                const GatedDeltaBf16In& in, const GatedDeltaShape& s, Context& ctx) {
@@ -463,13 +456,9 @@ void gated_delta_bf16_backward(const GatedDeltaBf16Gradients& out, const GatedDe
                 {out.dq, out.dk, out.dv, back.dout, back.kept, back.u, back.miss, in.q, in.k, in.v});
   if (ctx.device == Device::cpu) return gated_delta_bf16_backward_cpu(out, back, in, s, ctx);
   emulate_mma(ctx);
-  unsigned char* const scratch = ctx.scratch<unsigned char>(gated_delta_bf16_backward_scratch(s, ctx.device));
+  Pieces scratch(ctx.scratch<unsigned char>(gated_delta_bf16_backward_scratch(s, ctx.device)));
   const Made made = make(scratch, in, s, ctx);
-  Left left;
-  left.dkept = reinterpret_cast<bf16*>(scratch + made_bytes(s));
-  left.Du = left.dkept + gated_delta_bf16_kept_size(s);
-  left.dq_sum = reinterpret_cast<float*>(left.Du + s.B * s.T * s.Hv * s.Dv);
-  left.dk_sum = left.dq_sum + sums_size(s);
+  const Left left(scratch, s);
   const size_t room = key_room(s.Dk), panels = ceil_div(s.Dk, size_t{panel_columns});
   // Two chunks where a block has room for them: on an A100 or H100 with keys of up to 128.
   const bool two = room <= 128 && dstate_shared(room, 2) <= shared_limit();
@@ -479,13 +468,13 @@ void gated_delta_bf16_backward(const GatedDeltaBf16Gradients& out, const GatedDe
                        : gated_delta_bf16_dstate_kernel<256, 1>;
   launch(dstate_kernel, dim3(grid_of(s.B * s.Hv).x, unsigned(ceil_div(s.Dv, size_t{panel_columns}))), walkers,
          dstate_shared(room, two ? 2 : 1), ctx, out, back, in, made, left, s);
-  launch(gated_delta_bf16_gradient_kernel, grid_of(s.B * s.Hk * chunks_of(s)), threads,
+  launch(gated_delta_bf16_gradient_kernel, grid_of(s.B * s.Hk * gated_delta_bf16_chunks(s)), threads,
          (2 * panels + 7) * panel * sizeof(bf16), ctx, out, back, in, made, left, s);
 }
 
 size_t gated_delta_bf16_backward_scratch(const GatedDeltaShape& s, Device device) {
   using namespace gated_delta_bf16;
-  return device == Device::cpu ? gated_delta_bf16_cpu_scratch(s) : made_bytes(s) + left_bytes(s);
+  return device == Device::cpu ? gated_delta_bf16_cpu_scratch(s) : bytes_of_memory<Made>(s) + bytes_of_memory<Left>(s);
 }
 
 }  // namespace gated

@@ -2,13 +2,14 @@
 // The reference and the CPU's code are these steps with another product of matrices each: one output after the other,
 // or vectors of them.
 //
-// Numbers that are rounded to bf16 lie in floats. A Product is called as
+// Numbers that are rounded to bf16 lie in floats. A Product is made as Product(pieces, shape, arithmetic) and called as
 //   product(C, M, N, left, right, K)      C (M,N) goes on with chains over k < K of left(m,k) * right(k,n), rounded
 //                                         numbers; M, N and K are multiples of 16
 #pragma once
 #include <algorithm>
 #include <utility>
 
+#include "core/pieces.h"
 #include "kernels/bf16/gated_delta_bf16.cuh"
 
 namespace gated::gated_delta_bf16 {
@@ -53,14 +54,9 @@ class Steps {
   using Stored = StoredOf<Real>;
 
  public:
-  static size_t numbers(const GatedDeltaShape& s) {
-    return s.group() * s.Dk * s.Dv + 2 * s.Dk * s.Dv + tokens * (12 * tokens + 8 * s.Dk + 9 * s.Dv + 12);
-  }
-  // `memory` has room for so many.
-  Steps(Real* memory, const GatedDeltaShape& s, Product product)
-      : product(product), s(s), Dk(s.Dk), Dv(s.Dv), size(Dk * Dv) {
-    std::fill_n(memory, numbers(s), Real(0));
-    const auto take = [&](size_t n) { return std::exchange(memory, memory + n); };
+  Steps(Pieces& pieces, const GatedDeltaShape& s, MmaArithmetic arithmetic)
+      : product(pieces, s, arithmetic), s(s), Dk(s.Dk), Dv(s.Dv), size(Dk * Dv) {
+    const auto take = [&](size_t n) { return pieces.take_zeros<Real>(n); };
     states = take(s.group() * size);
     Sb = take(size), dSb = take(size);
     for (Real** x : {&kk, &qk, &gamma, &A, &inverse, &rounded_inverse, &P, &DP, &DL, &toP, &toL})
@@ -94,7 +90,7 @@ class Steps {
             X[e] = fused(-start[i], X[e], v[e]);
             Y[e] = rounded(beta[i] * X[e]);
           }
-        if (out.miss) store_values(out.miss, X, b, t0, h, s.Hv * Dv, Dv);
+        if (out.miss) store_values(out.miss, X, b, t0, h);
         std::fill_n(u, tokens * Dv, Real(0));
         product(u, tokens, Dv, {rounded_inverse, tokens, 1}, {Y, 1, Dv}, tokens);
         for (size_t i = 0; i < tokens; i++)
@@ -103,13 +99,13 @@ class Steps {
             U[e] = rounded(u[e]);
             scaled[e] = rounded(end[i] * u[e]);
           }
-        store_values(out.u, U, b, t0, h, s.Hv * Dv, Dv);
+        store_values(out.u, U, b, t0, h);
 
         std::fill_n(o, tokens * Dv, Real(0));
         product(o, tokens, Dv, {q, Dk, 1}, {Sb, 1, Dv}, Dk);
         scale_rows(o, start, Dv);
         product(o, tokens, Dv, {P, tokens, 1}, {U, 1, Dv}, tokens);
-        store_values(out.o, o, b, t0, h, s.Hv * Dv, Dv);
+        store_values(out.o, o, b, t0, h);
 
         for (size_t e = 0; e < size; e++) S[e] = start[tokens - 1] * S[e];
         product(S, Dk, Dv, {k, 1, Dk}, {scaled, 1, Dv}, tokens);
@@ -149,8 +145,8 @@ class Steps {
     for (size_t i = 0; i < count(t0); i++)
       for (size_t j = 0; j < n; j++) to[i * stride + j] = Stored(x[i * n + j]);
   }
-  void store_values(Stored* to, const Real* x, size_t b, size_t t0, size_t h, size_t stride, size_t n) const {
-    store_rows(to + s.o_row(b, t0, h), stride, x, n, t0);
+  void store_values(Stored* to, const Real* x, size_t b, size_t t0, size_t h) const {
+    store_rows(to + s.o_row(b, t0, h), s.Hv * Dv, x, Dv, t0);
   }
   void store_keys(Stored* to, const Real* x, size_t b, size_t h, size_t t0) const {
     store_rows(to + s.qk_row(b, t0, h), s.qk_step(), x, Dk, t0);
@@ -169,7 +165,7 @@ class Steps {
     }
   }
 
-  // The decays, the inverse of I + A, which kernels/bf16/gated_delta_bf16.cu calls T, and P.
+  // The decays, R, the inverse of I + A, and P.
   void load_head(const GatedDeltaBf16InOf<Stored>& in, size_t b, size_t h, size_t t0) {
     load_rows(v, in.v + s.v_row(b, t0, h), s.v_step(), Dv, t0);
     Real sum = 0;

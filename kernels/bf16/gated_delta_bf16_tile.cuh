@@ -12,6 +12,7 @@
 // has eight, and each makes 32 columns, four tiles.
 #pragma once
 #include "core/mma_tile.cuh"
+#include "core/pieces.h"
 #include "kernels/bf16/gated_delta_bf16.cuh"
 
 namespace gated::gated_delta_bf16 {
@@ -157,18 +158,27 @@ __device__ inline void for_each_pair(F f) {
 struct Place {
   size_t b, h, n, number, t0;
   __device__ Place(const GatedDeltaShape& s, size_t head, size_t chunk_of_head)
-      : b(head / s.Hv), h(head % s.Hv), n(chunk_of_head), number(head * chunks_of(s) + n), t0(n * tokens) {}
+      : b(head / s.Hv),
+        h(head % s.Hv),
+        n(chunk_of_head),
+        number(head * gated_delta_bf16_chunks(s) + n),
+        t0(n * tokens) {}
 };
 // What one kernel makes of q, k, g and beta of every chunk for the others, in scratch. After the last token c stays as
 // it is, and beta is 0.
 struct Made {
   float *c, *beta;  // (B,Hv,chunks,64)
-  bf16 *T, *P;      // (B,Hv,chunks,64,64)
+  bf16 *R, *P;      // (B,Hv,chunks,64,64)
 
+  Made(Pieces& pieces, const GatedDeltaShape& s) {
+    const size_t chunks = s.B * s.Hv * gated_delta_bf16_chunks(s);
+    for (bf16** x : {&R, &P}) *x = pieces.take<bf16>(chunks * panel);
+    for (float** x : {&c, &beta}) *x = pieces.take<float>(chunks * tokens);
+  }
   __device__ const float* c_of(const Place& at) const { return c + at.number * tokens; }
   __device__ const float* beta_of(const Place& at) const { return beta + at.number * tokens; }
-  __device__ Matrix T_of(const Place& at) const {
-    return {T + at.number * panel, panel_columns, tokens, panel_columns};
+  __device__ Matrix R_of(const Place& at) const {
+    return {R + at.number * panel, panel_columns, tokens, panel_columns};
   }
   __device__ Matrix P_of(const Place& at) const {
     return {P + at.number * panel, panel_columns, tokens, panel_columns};
@@ -189,8 +199,7 @@ __device__ inline Matrix state_of(const bf16* x, const GatedDeltaShape& s, const
 }
 
 void require_shape(const char* name, const GatedDeltaShape& s, std::initializer_list<const bf16*> arrays);
-// Launches that kernel. `scratch` has made_bytes(s).
-size_t made_bytes(const GatedDeltaShape& s);
-Made make(unsigned char* scratch, const GatedDeltaBf16In& in, const GatedDeltaShape& s, Context& ctx);
+// Launches that kernel.
+Made make(Pieces& pieces, const GatedDeltaBf16In& in, const GatedDeltaShape& s, Context& ctx);
 
 }  // namespace gated::gated_delta_bf16

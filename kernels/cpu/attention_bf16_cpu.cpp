@@ -115,14 +115,12 @@ static void forward_queries(const Forward& a, const ForwardMemory& w, size_t b, 
 }
 
 static void forward(const Forward& a, unsigned char* scratch) {
-  const size_t tiles = ceil_div(a.s.T, block), bytes = ForwardMemory::bytes(a.s.D);
+  const size_t tiles = ceil_div(a.s.T, block);
   // Tiles with the most keys first within a head.
 #pragma omp parallel for schedule(dynamic)
-  for (size_t n = 0; n < a.s.B * a.s.H * tiles; n++) {
-    Pieces pieces(scratch + bytes * omp_get_thread_num());
-    forward_queries(a, ForwardMemory(pieces, a.s.D), n / tiles / a.s.H, n / tiles % a.s.H,
+  for (size_t n = 0; n < a.s.B * a.s.H * tiles; n++)
+    forward_queries(a, memory_of_thread<ForwardMemory>(scratch, a.s.D), n / tiles / a.s.H, n / tiles % a.s.H,
                     (tiles - 1 - n % tiles) * block);
-  }
 }
 
 // ---- backward
@@ -163,11 +161,6 @@ struct BackwardMemory {
         keys(pieces.take<MmaPanel>(D / lanes * depth_of_block)),
         query_panels(pieces.take<MmaPanel>(D / lanes * depth_of_block)),
         dout_panels(pieces.take<MmaPanel>(D / lanes * depth_of_block)) {}
-  static size_t bytes(size_t D, size_t keys_of_sums) {
-    Pieces counted(nullptr);
-    BackwardMemory(counted, D, keys_of_sums);
-    return counted.used();
-  }
 };
 
 // The factors that queries i0 .. i0 + 63 of a head are, and their base and delta. Returns how many there are.
@@ -265,11 +258,10 @@ static void store_keys(const Gradients& a, const BackwardMemory& w, size_t b, si
 
 static void backward_one_walk(const Gradients& a, unsigned char* scratch) {
   const AttentionShape& s = a.s;
-  const size_t keys = round_up(s.T, block), bytes = BackwardMemory::bytes(s.D, keys);
+  const size_t keys = round_up(s.T, block);
 #pragma omp parallel for schedule(dynamic)
   for (size_t n = 0; n < s.B * s.KVH; n++) {
-    Pieces pieces(scratch + bytes * omp_get_thread_num());
-    const BackwardMemory w(pieces, s.D, keys);
+    const auto w = memory_of_thread<BackwardMemory>(scratch, s.D, keys);
     const size_t b = n / s.KVH, kv_head = n % s.KVH;
     for (float* sum : {w.dk_sum, w.dv_sum}) std::fill_n(sum, keys * s.D, 0.0f);
     for (size_t h = kv_head * s.group(); h < (kv_head + 1) * s.group(); h++)
@@ -280,18 +272,15 @@ static void backward_one_walk(const Gradients& a, unsigned char* scratch) {
 
 static void backward_two_walks(const Gradients& a, unsigned char* scratch) {
   const AttentionShape& s = a.s;
-  const size_t tiles = ceil_div(s.T, block), bytes = BackwardMemory::bytes(s.D, block);
+  const size_t tiles = ceil_div(s.T, block);
   // Tiles with the most rows first within a head.
 #pragma omp parallel for schedule(dynamic)
-  for (size_t n = 0; n < s.B * s.H * tiles; n++) {
-    Pieces pieces(scratch + bytes * omp_get_thread_num());
-    backward_queries(a, BackwardMemory(pieces, s.D, block), n / tiles / s.H, n / tiles % s.H,
+  for (size_t n = 0; n < s.B * s.H * tiles; n++)
+    backward_queries(a, memory_of_thread<BackwardMemory>(scratch, s.D, block), n / tiles / s.H, n / tiles % s.H,
                      (tiles - 1 - n % tiles) * block, false);
-  }
 #pragma omp parallel for schedule(dynamic)
   for (size_t n = 0; n < s.B * s.KVH * tiles; n++) {
-    Pieces pieces(scratch + bytes * omp_get_thread_num());
-    const BackwardMemory w(pieces, s.D, block);
+    const auto w = memory_of_thread<BackwardMemory>(scratch, s.D, block);
     const size_t b = n / tiles / s.KVH, kv_head = n / tiles % s.KVH, j0 = n % tiles * block;
     for (float* sum : {w.dk_sum, w.dv_sum}) std::fill_n(sum, block * s.D, 0.0f);
     load_keys(a, w, b, kv_head, j0);
@@ -308,7 +297,7 @@ static void backward_two_walks(const Gradients& a, unsigned char* scratch) {
 }  // namespace cpu_attention_bf16
 
 size_t attention_bf16_forward_cpu_scratch(const AttentionShape& s) {
-  return cpu_attention_bf16::ForwardMemory::bytes(s.D) * omp_get_max_threads();
+  return bytes_for_threads<cpu_attention_bf16::ForwardMemory>(s.D);
 }
 
 void attention_bf16_forward_cpu(bf16* o, float* lse, const bf16* q, const bf16* k, const bf16* v,
@@ -322,7 +311,7 @@ void attention_bf16_forward_cpu(bf16* o, float* lse, const bf16* q, const bf16* 
 size_t attention_bf16_backward_cpu_scratch(const AttentionShape& s) {
   using namespace cpu_attention_bf16;
   const size_t keys = cpu_attention::kv_heads_fill_threads(s) ? round_up(s.T, block) : block;
-  return BackwardMemory::bytes(s.D, keys) * omp_get_max_threads();
+  return bytes_for_threads<BackwardMemory>(s.D, keys);
 }
 
 void attention_bf16_backward_cpu(bf16* dq, bf16* dk, bf16* dv, float* sink_p, float* sink_ds, const bf16* dout,

@@ -112,11 +112,6 @@ struct ForwardMemory {
         weights(pieces.take<MmaRow>(block * depth_of_block)),
         keys(pieces.take<MmaPanel>(block / lanes * D / mma_depth)),
         values(pieces.take<MmaPanel>(D / lanes * depth_of_block)) {}
-  static size_t bytes(size_t D) {
-    Pieces counted(nullptr);
-    ForwardMemory(counted, D);
-    return counted.used();
-  }
 };
 
 // The online softmax of up to 64 rows of queries, which are in w.queries, over tiles first, first + 64, ..., up to

@@ -26,6 +26,7 @@
 #include <algorithm>
 #include <type_traits>
 
+#include "core/pieces.h"
 #include "core/simd.h"
 #include "kernels/attention.h"
 
@@ -405,16 +406,9 @@ struct Workspace {
   float *p, *ds;              // [row][lane]
   size_t width;
 
-  static size_t width_of(size_t D) { return round_up(D, lanes); }
-  static size_t floats(size_t D) { return tile * (5 * width_of(D) + 2 * tile); }
-  Workspace(float* memory, size_t D) : width(width_of(D)) {
-    float** const parts[] = {&qt, &dot, &acc, &q_rows, &dout_rows};
-    for (float** part : parts) {
-      *part = memory;
-      memory += tile * width;
-    }
-    p = memory;
-    ds = p + tile * tile;
+  Workspace(Pieces& pieces, size_t D) : width(round_up(D, lanes)) {
+    for (float** x : {&qt, &dot, &acc, &q_rows, &dout_rows}) *x = pieces.take<float>(tile * width);
+    for (float** x : {&p, &ds}) *x = pieces.take<float>(tile * tile);
   }
 };
 
@@ -510,11 +504,11 @@ bool kv_heads_fill_threads(const AttentionShape& s) {
   return 5 * round_up(heads, threads) <= 7 * heads;
 }
 
-static void backward_one_walk(const Backward& a, float* scratch) {
+static void backward_one_walk(const Backward& a, unsigned char* scratch) {
   const AttentionShape& s = a.s;
 #pragma omp parallel for schedule(dynamic)
   for (size_t n = 0; n < s.B * s.KVH; n++) {
-    const Workspace w(scratch + Workspace::floats(s.D) * omp_get_thread_num(), s.D);
+    const auto w = memory_of_thread<Workspace>(scratch, s.D);
     const size_t b = n / s.KVH, kv_head = n % s.KVH, key = s.kv_row(b, 0, kv_head);
     for (size_t j = 0; j < s.T; j++) {
       std::fill_n(a.dk + key + j * s.kv_step(), s.D, 0.0f);
@@ -531,13 +525,13 @@ static void backward_one_walk(const Backward& a, float* scratch) {
   }
 }
 
-static void backward_two_walks(const Backward& a, float* scratch, float* delta) {
+static void backward_two_walks(const Backward& a, unsigned char* scratch, float* delta) {
   const AttentionShape& s = a.s;
   const size_t tiles = ceil_div(s.T, tile);
   // Tiles with the most rows first within a head.
 #pragma omp parallel for schedule(dynamic)
   for (size_t n = 0; n < s.B * s.H * tiles; n++) {
-    const Workspace w(scratch + Workspace::floats(s.D) * omp_get_thread_num(), s.D);
+    const auto w = memory_of_thread<Workspace>(scratch, s.D);
     const size_t b = n / tiles / s.H, h = n / tiles % s.H, i0 = (tiles - 1 - n % tiles) * tile;
     float delta_lane[tile];
     backward_queries(a, w, delta_lane, b, h, i0, false);
@@ -545,7 +539,7 @@ static void backward_two_walks(const Backward& a, float* scratch, float* delta) 
   }
 #pragma omp parallel for schedule(dynamic)
   for (size_t n = 0; n < s.B * s.KVH * tiles; n++) {
-    const Workspace w(scratch + Workspace::floats(s.D) * omp_get_thread_num(), s.D);
+    const auto w = memory_of_thread<Workspace>(scratch, s.D);
     backward_keys(a, w, delta, n / tiles / s.KVH, n / tiles % s.KVH, n % tiles * tile);
   }
 }
@@ -600,7 +594,7 @@ void attention_forward_cpu(float* o, float* lse, const float* q, const float* k,
 size_t attention_backward_cpu_scratch(const AttentionShape& s) {
   using namespace cpu_attention;
   const size_t delta = kv_heads_fill_threads(s) ? 0 : s.B * s.H * s.T;
-  return (Workspace::floats(s.D) * omp_get_max_threads() + delta) * sizeof(float);
+  return bytes_for_threads<Workspace>(s.D) + delta * sizeof(float);
 }
 
 void attention_backward_cpu(float* dq, float* dk, float* dv, float* sink_p, float* sink_ds, const float* dout,
@@ -608,8 +602,8 @@ void attention_backward_cpu(float* dq, float* dk, float* dv, float* sink_p, floa
                             const AttentionShape& s, const Sink& sink, Context& ctx) {
   using namespace cpu_attention;
   const Backward a{dq, dk, dv, sink_p, sink_ds, dout, q, k, v, o, lse, s, sink, attention_scale<float>(s.divisor())};
-  float* const scratch = ctx.scratch(attention_backward_cpu_scratch(s) / sizeof(float));
-  float* const delta = scratch + Workspace::floats(s.D) * omp_get_max_threads();
+  unsigned char* const scratch = ctx.scratch<unsigned char>(attention_backward_cpu_scratch(s));
+  float* const delta = reinterpret_cast<float*>(scratch + bytes_for_threads<Workspace>(s.D));
   if (kv_heads_fill_threads(s))
     backward_one_walk(a, scratch);
   else

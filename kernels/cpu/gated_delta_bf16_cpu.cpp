@@ -14,22 +14,16 @@ namespace cpu_gated_delta_bf16 {
 using gated_delta_bf16::Factor;
 using gated_delta_bf16::tokens;
 
-// The factors of the product that is made.
-struct Packed {
-  MmaRow* rows;
+struct VectorProduct {
+  MmaRow* rows;  // the factors of the product that is made
   MmaPanel* panels;
+  MmaArithmetic arithmetic;
 
-  Packed(Pieces& pieces, const GatedDeltaShape& s) {
+  VectorProduct(Pieces& pieces, const GatedDeltaShape& s, MmaArithmetic arithmetic) : arithmetic(arithmetic) {
     const size_t widest = std::max({tokens, s.Dk, s.Dv});
     rows = pieces.take<MmaRow>(tokens * widest / mma_depth);
     panels = pieces.take<MmaPanel>(std::max(tokens * widest, s.Dk * s.Dv) / lanes / mma_depth);
   }
-};
-
-struct VectorProduct {
-  Packed packed;
-  MmaArithmetic arithmetic;
-
   // (One copy, however often the steps call it.)
   [[gnu::noinline]] void operator()(float* C, size_t M, size_t N, Factor<float> left, Factor<float> right,
                                     size_t K) const {
@@ -39,45 +33,30 @@ struct VectorProduct {
         float part[mma_depth];
         const float* const from = left.at + m * left.outer + s * mma_depth * left.along;
         for (size_t i = 0; i < mma_depth; i++) part[i] = from[i * left.along];
-        mma_row_at(packed.rows, m, s, steps) = mma_row_of(part);
+        mma_row_at(rows, m, s, steps) = mma_row_of(part);
       }
     for (size_t p = 0; p < N / lanes; p++)
       for (size_t k = 0; k < K; k++) {
-        MmaPanel& panel = packed.panels[p * steps + k / mma_depth];
+        MmaPanel& panel = panels[p * steps + k / mma_depth];
         if (k % mma_depth == 0) panel.finite = true;
         const float* const from = right.at + p * lanes * right.outer + k * right.along;
         float part[lanes];
         for (size_t l = 0; l < lanes; l++) part[l] = from[l * right.outer];
         mma_put(panel, k % mma_depth, load(part));
       }
-    mma_product(arithmetic, Chains::go_on, C, M, N, packed.rows, packed.panels, steps);
+    mma_product(arithmetic, Chains::go_on, C, M, N, rows, panels, steps);
   }
 };
 
-// Scratch of a thread.
-struct Memory {
-  float* numbers;
-  Packed packed;
-
-  Memory(Pieces& pieces, const GatedDeltaShape& s)
-      : numbers(pieces.take<float>(gated_delta_bf16::Steps<float, int>::numbers(s))), packed(pieces, s) {}
-  static size_t bytes(const GatedDeltaShape& s) {
-    Pieces counted(nullptr);
-    Memory(counted, s);
-    return counted.used();
-  }
-};
+using VectorSteps = gated_delta_bf16::Steps<float, VectorProduct>;
 
 // f(steps, b, key head) for all key heads.
 template <class F>
 void for_each_key_head(const GatedDeltaShape& s, Context& ctx, F f) {
   unsigned char* const scratch = ctx.scratch<unsigned char>(gated_delta_bf16_cpu_scratch(s));
-  const size_t bytes = Memory::bytes(s);
 #pragma omp parallel for schedule(dynamic)
   for (size_t n = 0; n < s.B * s.Hk; n++) {
-    Pieces pieces(scratch + bytes * omp_get_thread_num());
-    const Memory memory(pieces, s);
-    gated_delta_bf16::Steps<float, VectorProduct> steps(memory.numbers, s, {memory.packed, ctx.mma_arithmetic});
+    auto steps = memory_of_thread<VectorSteps>(scratch, s, ctx.mma_arithmetic);
     f(steps, n / s.Hk, n % s.Hk);
   }
 }
@@ -85,7 +64,7 @@ void for_each_key_head(const GatedDeltaShape& s, Context& ctx, F f) {
 }  // namespace cpu_gated_delta_bf16
 
 size_t gated_delta_bf16_cpu_scratch(const GatedDeltaShape& s) {
-  return cpu_gated_delta_bf16::Memory::bytes(s) * omp_get_max_threads();
+  return bytes_for_threads<cpu_gated_delta_bf16::VectorSteps>(s, MmaArithmetic());
 }
 
 void gated_delta_bf16_forward_cpu(const GatedDeltaBf16Out& out, const GatedDeltaBf16In& in, const GatedDeltaShape& s,

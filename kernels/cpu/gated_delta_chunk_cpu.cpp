@@ -10,8 +10,6 @@
 // tests/test_gated_delta_chunk.cpp
 #include <omp.h>
 
-#include <utility>
-
 #include "kernels/gated_delta_chunk.h"
 #include "kernels/cpu/gated_delta_cpu.h"
 
@@ -207,13 +205,8 @@ struct Workspace {
   size_t D, V;
 
   static size_t padded(size_t n) { return round_up(n, 16); }
-  static size_t floats(const GatedDeltaShape& s) {
-    const size_t D = padded(s.Dk), V = padded(s.Dv);
-    return (s.group() + 3) * D * V + chunk * (9 * D + 7 * chunk + 8 * V + 9);
-  }
-  Workspace(float* p, const GatedDeltaShape& s) : D(padded(s.Dk)), V(padded(s.Dv)) {
-    std::fill_n(p, floats(s), 0.0f);
-    const auto take = [&](size_t n) { return std::exchange(p, p + n); };
+  Workspace(Pieces& pieces, const GatedDeltaShape& s) : D(padded(s.Dk)), V(padded(s.Dv)) {
+    const auto take = [&](size_t n) { return pieces.take_zeros<float>(n); };
     state = take(s.group() * D * V);
     for (float** x : {&S, &turned_S, &turned_dS}) *x = take(D * V);
     for (float** x : {&q, &k, &scaled, &turned_k, &dq, &dk, &to_q, &plus, &minus}) *x = take(chunk * D);
@@ -394,7 +387,7 @@ static void backward_group(const GatedDeltaGradients& out, const GatedDeltaBackw
 }  // namespace gated_delta_chunk_cpu
 
 size_t gated_delta_chunk_forward_cpu_scratch(const GatedDeltaShape& s) {
-  return gated_delta_chunk_cpu::Workspace::floats(s) * omp_get_max_threads() * sizeof(float);
+  return bytes_for_threads<gated_delta_chunk_cpu::Workspace>(s);
 }
 
 size_t gated_delta_chunk_backward_cpu_scratch(const GatedDeltaShape& s) {
@@ -404,17 +397,14 @@ size_t gated_delta_chunk_backward_cpu_scratch(const GatedDeltaShape& s) {
 void gated_delta_chunk_forward_cpu(const GatedDeltaOut& out, const GatedDeltaIn& in, const GatedDeltaShape& s,
                                    Context& ctx) {
   using namespace gated_delta_chunk_cpu;
-  float* const scratch = ctx.scratch(gated_delta_chunk_forward_cpu_scratch(s) / sizeof(float));
-  gated_delta_cpu::for_each_key_head<Workspace>(scratch, s, [&](const Workspace& workspace, size_t b, size_t hk) {
-    forward_group(out, in, s, workspace, b, hk);
-  });
+  gated_delta_cpu::for_each_key_head<Workspace>(
+      s, ctx, [&](const Workspace& workspace, size_t b, size_t hk) { forward_group(out, in, s, workspace, b, hk); });
 }
 
 void gated_delta_chunk_backward_cpu(const GatedDeltaGradients& out, const GatedDeltaBackwardIn& back,
                                     const GatedDeltaIn& in, const GatedDeltaShape& s, Context& ctx) {
   using namespace gated_delta_chunk_cpu;
-  float* const scratch = ctx.scratch(gated_delta_chunk_backward_cpu_scratch(s) / sizeof(float));
-  gated_delta_cpu::for_each_key_head<Workspace>(scratch, s, [&](const Workspace& workspace, size_t b, size_t hk) {
+  gated_delta_cpu::for_each_key_head<Workspace>(s, ctx, [&](const Workspace& workspace, size_t b, size_t hk) {
     backward_group(out, back, in, s, workspace, b, hk);
   });
 }

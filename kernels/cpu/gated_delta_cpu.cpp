@@ -29,7 +29,6 @@
 
 #include <algorithm>
 #include <type_traits>
-#include <utility>
 
 #include "kernels/cpu/gated_delta_cpu.h"
 
@@ -114,16 +113,11 @@ struct ForwardWorkspace {
   float *v, *error, *o;  // (64, V)
 
   static size_t padded(size_t n) { return round_up(n, width); }
-  static size_t floats(const GatedDeltaShape& s) {
+  ForwardWorkspace(Pieces& pieces, const GatedDeltaShape& s) {
     const size_t V = padded(s.Dv);
-    return V * s.Dk + 2 * interval * s.Dk + 3 * interval * V;
-  }
-  ForwardWorkspace(float* p, const GatedDeltaShape& s) {
-    const size_t V = padded(s.Dv);
-    const auto take = [&](size_t n) { return std::exchange(p, p + n); };
-    S = take(V * s.Dk);
-    for (float** x : {&q, &k}) *x = take(interval * s.Dk);
-    for (float** x : {&v, &error, &o}) *x = take(interval * V);
+    S = pieces.take<float>(V * s.Dk);
+    for (float** x : {&q, &k}) *x = pieces.take<float>(interval * s.Dk);
+    for (float** x : {&v, &error, &o}) *x = pieces.take<float>(interval * V);
   }
 };
 
@@ -186,13 +180,9 @@ struct Workspace {
   float *dg, *dbeta;             // (64, 16): chains of a slice
 
   static size_t padded(size_t n) { return round_up(n, 16); }
-  static size_t floats(const GatedDeltaShape& s) {
+  Workspace(Pieces& pieces, const GatedDeltaShape& s) {
     const size_t D = padded(s.Dk), V = padded(s.Dv), tile = D * slice;
-    return (interval / 2 + 1 + s.group() * s.slices()) * tile + interval * (4 * D + 4 * V + 2 + 2 * slice);
-  }
-  Workspace(float* p, const GatedDeltaShape& s) {
-    const size_t D = padded(s.Dk), V = padded(s.Dv), tile = D * slice;
-    const auto take = [&](size_t n) { return std::exchange(p, p + n); };
+    const auto take = [&](size_t n) { return pieces.take<float>(n); };
     states = take((interval / 2 + 1) * tile);
     dS = take(s.group() * s.slices() * tile);
     for (float** x : {&q, &k, &dq, &dk}) *x = take(interval * D);
@@ -427,32 +417,31 @@ static void backward_group(const GatedDeltaGradients& out, const GatedDeltaBackw
 }  // namespace gated_delta_cpu
 
 size_t gated_delta_forward_cpu_scratch(const GatedDeltaShape& s) {
-  return gated_delta_cpu::ForwardWorkspace::floats(s) * omp_get_max_threads() * sizeof(float);
+  return bytes_for_threads<gated_delta_cpu::ForwardWorkspace>(s);
 }
 
 // A task has all columns of a head where there are heads enough for the threads, else one block of columns.
 void gated_delta_forward_cpu(const GatedDeltaOut& out, const GatedDeltaIn& in, const GatedDeltaShape& s, Context& ctx) {
   using namespace gated_delta_cpu;
-  float* const scratch = ctx.scratch(gated_delta_forward_cpu_scratch(s) / sizeof(float));
+  unsigned char* const scratch = ctx.scratch<unsigned char>(gated_delta_forward_cpu_scratch(s));
   const size_t heads = s.B * s.Hv, all = round_up(s.Dv, width);
   const size_t share = heads < 4 * size_t(omp_get_max_threads()) ? width : all, tasks = all / share;
 #pragma omp parallel for schedule(dynamic) if (worth_waking(s.T * heads * s.Dk * s.Dv))
   for (size_t n = 0; n < heads * tasks; n++) {
-    const ForwardWorkspace w(scratch + ForwardWorkspace::floats(s) * omp_get_thread_num(), s);
+    const auto w = memory_of_thread<ForwardWorkspace>(scratch, s);
     const size_t b = n / tasks / s.Hv, h = n / tasks % s.Hv, j0 = n % tasks * share;
     forward_columns(out, in, s, w, b, h, j0, std::min(j0 + share, s.Dv));
   }
 }
 
 size_t gated_delta_backward_cpu_scratch(const GatedDeltaShape& s) {
-  return gated_delta_cpu::Workspace::floats(s) * omp_get_max_threads() * sizeof(float);
+  return bytes_for_threads<gated_delta_cpu::Workspace>(s);
 }
 
 void gated_delta_backward_cpu(const GatedDeltaGradients& out, const GatedDeltaBackwardIn& back, const GatedDeltaIn& in,
                               const GatedDeltaShape& s, Context& ctx) {
   using namespace gated_delta_cpu;
-  float* const scratch = ctx.scratch(gated_delta_backward_cpu_scratch(s) / sizeof(float));
-  for_each_key_head<Workspace>(scratch, s, [&](const Workspace& workspace, size_t b, size_t hk) {
+  for_each_key_head<Workspace>(s, ctx, [&](const Workspace& workspace, size_t b, size_t hk) {
     backward_group(out, back, in, s, workspace, b, hk);
   });
 }

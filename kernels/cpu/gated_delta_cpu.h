@@ -1,9 +1,8 @@
 // gated_delta on a CPU: what kernels/cpu/gated_delta_cpu.cpp and kernels/cpu/gated_delta_chunk_cpu.cpp share.
 #pragma once
-#include <omp.h>
-
 #include <algorithm>
 
+#include "core/pieces.h"
 #include "core/simd.h"
 #include "kernels/gated_delta.h"
 
@@ -53,12 +52,12 @@ vec chains_sums(Piece piece) {
 
 // ---- threads share the key heads of all sequences
 
-// body(workspace, b, hk); the scratch holds a Workspace for every thread.
+// body(workspace, b, hk)
 template <class Workspace, class Body>
-void for_each_key_head(float* scratch, const GatedDeltaShape& s, Body body) {
+void for_each_key_head(const GatedDeltaShape& s, Context& ctx, Body body) {
+  unsigned char* const scratch = ctx.scratch<unsigned char>(bytes_for_threads<Workspace>(s));
 #pragma omp parallel for schedule(dynamic)
-  for (size_t n = 0; n < s.B * s.Hk; n++)
-    body(Workspace(scratch + Workspace::floats(s) * omp_get_thread_num(), s), n / s.Hk, n % s.Hk);
+  for (size_t n = 0; n < s.B * s.Hk; n++) body(memory_of_thread<Workspace>(scratch, s), n / s.Hk, n % s.Hk);
 }
 
 }  // namespace gated::gated_delta_cpu

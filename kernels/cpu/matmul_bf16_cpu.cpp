@@ -7,7 +7,7 @@
 
 #include <algorithm>
 
-#include "core/mma_lanes.h"
+#include "core/mma_product_cpu.h"
 #include "core/pieces.h"
 #include "kernels/bf16/matmul_bf16.h"
 
@@ -15,28 +15,27 @@ namespace gated {
 
 namespace {
 
-constexpr size_t rows_together = 4, block_rows = 512;
+constexpr size_t block_rows = 512;
 
 struct Workspace {
-  Workspace(size_t M, size_t N, size_t K, Pieces pieces)
-      : height(round_up(std::min(block_rows, M), rows_together)),
+  Workspace(Pieces& pieces, size_t M, size_t N, size_t K)
+      : height(round_up(std::min(block_rows, M), mma_rows_together)),
         steps(ceil_div(std::min(K, matmul_bf16_slice), mma_depth)),
         panels(pieces.take<MmaPanel>(size_t(omp_get_max_threads()) * steps)),
         rows(pieces.take<MmaRow>(height * steps)),
-        totals(pieces.take<float>(K > matmul_bf16_slice ? height * round_up(N, lanes) : 0)),
-        bytes(pieces.used()) {}
+        totals(pieces.take<float>(K > matmul_bf16_slice ? height * round_up(N, lanes) : 0)) {}
   size_t height, steps;  // of the largest row block, of the deepest slice
   MmaPanel* panels;      // (threads,steps)
-  MmaRow* rows;          // by group of rows, step and row of the group
+  MmaRow* rows;          // as mma_row_at() says
   float* totals;         // (height,N), of a row block, between slices
-  size_t bytes;
 };
 
 template <MmaArithmetic arithmetic, class Out>
 void product(Matrix<Out> C, std::span<const MmaFactors> factors, size_t M, size_t N, Layout layout, bool accumulate,
              const float* bias, Context& ctx) {
   const size_t K = joined_depth(factors);
-  const Workspace work(M, N, K, Pieces(ctx.scratch<unsigned char>(matmul_bf16_cpu_scratch(M, N, K))));
+  Pieces pieces(ctx.scratch<unsigned char>(matmul_bf16_cpu_scratch(M, N, K)));
+  const Workspace work(pieces, M, N, K);
   const size_t panels = ceil_div(N, lanes), slices = std::max<size_t>(1, ceil_div(K, matmul_bf16_slice));
   // The factors that step s of a slice from k0 on multiplies: their strides from row to row of A, from column to column
   // of B and from k to k, and how many of the step's k they have.
@@ -54,7 +53,7 @@ void product(Matrix<Out> C, std::span<const MmaFactors> factors, size_t M, size_
     return {A.data + k * a_k, B.data + k * b_k, a_row, a_k, b_column, b_k, count};
   };
   for (size_t m0 = 0; m0 < M; m0 += block_rows) {
-    const size_t count = std::min(block_rows, M - m0), groups = ceil_div(count, rows_together);
+    const size_t count = std::min(block_rows, M - m0), groups = ceil_div(count, mma_rows_together);
     for (size_t slice = 0; slice < slices; slice++) {
       const size_t k0 = slice * matmul_bf16_slice, depth = std::min(matmul_bf16_slice, K - k0);
       const size_t steps = ceil_div(depth, mma_depth);
@@ -63,9 +62,9 @@ void product(Matrix<Out> C, std::span<const MmaFactors> factors, size_t M, size_
       for (size_t g = 0; g < groups; g++)
         for (size_t s = 0; s < steps; s++) {
           const Step step = step_of(k0, s);
-          for (size_t r = 0; r < rows_together; r++) {
-            const size_t m = m0 + std::min(g * rows_together + r, count - 1);
-            work.rows[(g * steps + s) * rows_together + r] = mma_row(step.a + m * step.a_row, step.a_k, step.count);
+          for (size_t r = g * mma_rows_together; r < (g + 1) * mma_rows_together; r++) {
+            const size_t m = m0 + std::min(r, count - 1);
+            mma_row_at(work.rows, r, s, steps) = mma_row(step.a + m * step.a_row, step.a_k, step.count);
           }
         }
 #pragma omp parallel
@@ -79,11 +78,11 @@ void product(Matrix<Out> C, std::span<const MmaFactors> factors, size_t M, size_
             panel[s] = mma_panel(step.b + n0 * step.b_column, step.b_k, step.b_column, step.count, columns);
           }
           for (size_t g = 0; g < groups; g++) {
-            vec sum[rows_together] = {};
+            vec sum[mma_rows_together] = {};
             for (size_t s = 0; s < steps; s++)
-              mma_lanes<arithmetic>(sum, &work.rows[(g * steps + s) * rows_together], panel[s]);
-            for (size_t r = 0; r < rows_together && g * rows_together + r < count; r++) {
-              const size_t m = g * rows_together + r;
+              mma_lanes<arithmetic>(sum, &mma_row_at(work.rows, g * mma_rows_together, s, steps), panel[s]);
+            for (size_t r = 0; r < mma_rows_together && g * mma_rows_together + r < count; r++) {
+              const size_t m = g * mma_rows_together + r;
               if (slices > 1) {
                 float* const total = &work.totals[(m * panels + p) * lanes];
                 if (slice > 0) sum[r] = load(total) + sum[r];
@@ -117,7 +116,7 @@ template void matmul_bf16_cpu(Matrix<bf16>, std::span<const MmaFactors>, size_t,
                               const float*, Context&);
 
 size_t matmul_bf16_cpu_scratch(size_t M, size_t N, size_t K) {
-  return Workspace(M, N, K, Pieces(nullptr)).bytes;
+  return bytes_of_memory<Workspace>(M, N, K);
 }
 
 }  // namespace gated

@@ -8,7 +8,7 @@
 namespace gated {
 
 size_t cached_attention_bf16_cpu_scratch(const CachedAttentionShape& s) {
-  return cpu_attention_bf16::ForwardMemory::bytes(s.D) * omp_get_max_threads();
+  return bytes_for_threads<cpu_attention_bf16::ForwardMemory>(s.D);
 }
 
 void cached_attention_bf16_cpu(bf16* o, const bf16* q, const bf16* keys, const bf16* values,
@@ -19,8 +19,7 @@ void cached_attention_bf16_cpu(bf16* o, const bf16* q, const bf16* keys, const b
   const size_t D = s.D, parts = ceil_div(s.group(), block);
 #pragma omp parallel for schedule(dynamic) if (worth_waking(s.B * s.H * s.kept() * D))
   for (size_t n = 0; n < s.B * s.KVH * parts; n++) {
-    Pieces pieces(scratch + ForwardMemory::bytes(D) * omp_get_thread_num());
-    const ForwardMemory w(pieces, D);
+    const auto w = memory_of_thread<ForwardMemory>(scratch, D);
     const size_t b = n / parts / s.KVH, kv_head = n / parts % s.KVH;
     const size_t head0 = kv_head * s.group() + n % parts * block;
     const size_t heads = std::min(block, (kv_head + 1) * s.group() - head0);
