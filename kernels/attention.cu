@@ -8,15 +8,15 @@
 //   e^s overflows a float above s = 88.7. p does not change when the same number is subtracted from every score of a
 //   query: the largest is subtracted, m_i = max_j s_ij. Then every exponential is at most 1, and one of them is 1:
 //     p_ij = e^(s_ij - m_i) / l_i         l_i = sum_j e^(s_ij - m_i)
-//   The division is done once for each output, after the sum. Backward wants p again without m and l, so the
-//   forward saves one number for each query, lse_i = m_i + log l_i: then p_ij = e^(s_ij - lse_i).
+//   The division is done once for each query: after the sum its output is multiplied by 1 / l_i. Backward wants p again
+//   without m and l, so the forward saves one number for each query, lse_i = m_i + log l_i. Then
+//   p_ij = e^(s_ij - lse_i).
 //
 //   Backward. do_i, the gradient of the loss by o_i, is given.
 //   o_i = sum_j p_ij v_j is linear in the values and in the weights:
 //     dv_j  = sum over i >= j of p_ij do_i
 //     dp_ij = do_i.v_j
-//   The derivative of softmax: raising s_ij raises e^s_ij in the numerator of p_ij and in the denominator of every
-//   p_ik,
+//   The derivative of softmax: raising s_ij raises e^s_ij in the numerator of p_ij and the denominator of every p_ik,
 //     ∂p_ik / ∂s_ij = p_ik ([k = j] - p_ij)         [k = j]: 1 where k is j, else 0
 //   so the chain rule sums over the keys k of the query:
 //     ds_ij = sum_k dp_ik p_ik ([k = j] - p_ij) = p_ij (dp_ij - sum_k p_ik dp_ik)
@@ -226,9 +226,8 @@ void attention_backward_ref(Real* dq, Real* dk, Real* dv, Real* sink_p, Real* si
                             const Real* k, const Real* v, const Real* o, const Real* lse, const AttentionShape& s,
                             const SinkOf<Real>& sink) {
   const Real scale = attention_scale<Real>(s.divisor());
-  for (size_t b = 0; b < s.B; b++)
-    for (size_t j = 0; j < s.T; j++)
-      for (size_t n = 0; n < s.KVH * s.D; n++) dk[s.kv_row(b, j, 0) + n] = dv[s.kv_row(b, j, 0) + n] = 0;
+  const size_t keys = s.B * s.T * s.kv_step();
+  for (size_t n = 0; n < keys; n++) dk[n] = dv[n] = 0;
 
   for (size_t b = 0; b < s.B; b++)
     for (size_t h = 0; h < s.H; h++)  // the heads of a group in ascending order
@@ -255,9 +254,7 @@ void attention_backward_ref(Real* dq, Real* dk, Real* dv, Real* sink_p, Real* si
         for (size_t d = 0; d < s.D; d++) dq[query + d] = scale * dq[query + d];
       }
 
-  for (size_t b = 0; b < s.B; b++)
-    for (size_t j = 0; j < s.T; j++)
-      for (size_t n = 0; n < s.KVH * s.D; n++) dk[s.kv_row(b, j, 0) + n] = scale * dk[s.kv_row(b, j, 0) + n];
+  for (size_t n = 0; n < keys; n++) dk[n] = scale * dk[n];
 }
 IN_FLOAT_AND_DOUBLE(attention_backward_ref);
 
@@ -363,24 +360,17 @@ void attention_require(const char* name, const AttentionShape& s, const Sink& si
           "%s: a sink with sigmoid scores, expected softmax: nothing else competes with it", name);
 }
 
-// The kernel whose class of D holds this one: its threads have registers for the outputs of so many columns.
-template <bool aligned>
-static auto attention_forward_kernel_for(size_t D) {
-  return D <= 32    ? attention_forward_kernel<aligned, 32>
-         : D <= 64  ? attention_forward_kernel<aligned, 64>
-         : D <= 128 ? attention_forward_kernel<aligned, 128>
-                    : attention_forward_kernel<aligned, 256>;
-}
-
 void attention_forward(float* o, float* lse, const float* q, const float* k, const float* v, const AttentionShape& s,
                        const Sink& sink, Context& ctx) {
   attention_require("attention_forward", s, sink);
   if (ctx.device == Device::cpu) return attention_forward_cpu(o, lse, q, k, v, s, sink, ctx);
   const bool aligned = attention::rows_are_aligned(s, {o, q, k, v});
   const dim3 grid(grid_of(s.B * s.H).x, grid_tiles("attention_forward", s.T, attention::tile));
-  launch(aligned ? attention_forward_kernel_for<true>(s.D) : attention_forward_kernel_for<false>(s.D), grid,
-         attention::threads, sizeof(attention::Shared), ctx, o, lse, q, k, v, s, sink,
-         attention_scale<float>(s.divisor()));
+  attention::by_columns(s.D, [&]<int columns>() {
+    launch(aligned ? attention_forward_kernel<true, columns> : attention_forward_kernel<false, columns>, grid,
+           attention::threads, sizeof(attention::Shared), ctx, o, lse, q, k, v, s, sink,
+           attention_scale<float>(s.divisor()));
+  });
 }
 
 size_t attention_forward_scratch(const AttentionShape& s, Device device) {

@@ -28,6 +28,13 @@ struct AttentionShape {
   HD size_t kv_row(size_t b, size_t t, size_t kv_head) const { return (b * T + t) * kv_step() + kv_head * D; }
   // Where a number of a query lies in an array (B,H,T).
   HD size_t stat(size_t b, size_t h, size_t t) const { return (b * H + h) * T + t; }
+  // That number, 0 past the last query. And what the backward subtracts from the scores of a query.
+  HD float of_query(const float* stats, size_t b, size_t h, size_t t) const {
+    return t < T ? stats[stat(b, h, t)] : 0.0f;
+  }
+  HD float base_of(const float* lse, size_t b, size_t h, size_t t) const {
+    return sigmoid() ? -bias : of_query(lse, b, h, t);
+  }
 
   HD size_t divisor() const { return score_dim ? score_dim : D; }
   HD size_t group() const { return H / KVH; }  // query heads that read one kv head
@@ -109,5 +116,13 @@ namespace cpu_attention {
 // takes as long when it is not full.
 bool kv_heads_fill_threads(const AttentionShape& s);
 }  // namespace cpu_attention
+
+namespace attention {
+// How many blocks an SM (a multiprocessor) shall hold at once, where a row has so many columns of sums. It decides how
+// many of the SM's 64K registers a thread may have: 128, 168 or 255.
+constexpr int blocks_an_sm(int columns) {
+  return columns <= 64 ? 4 : columns <= 128 ? 3 : 2;
+}
+}  // namespace attention
 
 }  // namespace gated

@@ -26,15 +26,6 @@ namespace gated {
 
 namespace attention {
 
-// The number of a query, 0 past the last.
-__device__ inline float of_query(const float* stat, const AttentionShape& s, size_t b, size_t h, size_t i) {
-  return i < s.T ? stat[s.stat(b, h, i)] : 0.0f;
-}
-// What is subtracted from the scores of a query.
-__device__ inline float lse_of(const float* lse, const AttentionShape& s, size_t b, size_t h, size_t i) {
-  return s.sigmoid() ? -s.bias : of_query(lse, s, b, h, i);
-}
-
 // Weights p become ds; dp_less_delta is dp - delta.
 __device__ inline void weights_ds(Shared& shared, AttentionScore score, const float (&dp_less_delta)[4][8]) {
   if (score == AttentionScore::softmax) {
@@ -83,18 +74,18 @@ __global__ void __launch_bounds__(attention::threads, attention::blocks_an_sm(co
 
   float acc[4][columns / 8], dot[4][8], ds_sink[4] = {};
   if (sink.key)
-    for (int r = 0; r < 4; r++) ds_sink[r] = of_query(sink_ds, s, b, h, i0 + row_of_thread() + r);
+    for (int r = 0; r < 4; r++) ds_sink[r] = s.of_query(sink_ds, b, h, i0 + row_of_thread() + r);
   begin_chains<columns>(acc, ds_sink, sink.key ? sink.key + h * s.D : nullptr, s.D);
 
   for (size_t j0 = s.first_key(i0) / tile * tile; j0 < end; j0 += tile) {
     product<aligned>(dot, queries, i0, keys, j0, s.D, *shared);
     float row_lse[4], row_delta[4];
-    for (int r = 0; r < 4; r++) row_lse[r] = lse_of(lse, s, b, h, i0 + row_of_thread() + r);
+    for (int r = 0; r < 4; r++) row_lse[r] = s.base_of(lse, b, h, i0 + row_of_thread() + r);
     for (int r = 0; r < 4; r++)
       for (int c = 0; c < 8; c++) dot[r][c] = dot[r][c] * scale - row_lse[r];
     weights_p(*shared, s.score, dot);
     product<aligned>(dot, douts, i0, values, j0, s.D, *shared);
-    for (int r = 0; r < 4; r++) row_delta[r] = of_query(delta, s, b, h, i0 + row_of_thread() + r);
+    for (int r = 0; r < 4; r++) row_delta[r] = s.of_query(delta, b, h, i0 + row_of_thread() + r);
     for (int r = 0; r < 4; r++)
       for (int c = 0; c < 8; c++) dot[r][c] = dot[r][c] - row_delta[r];
     weights_ds(*shared, s.score, dot);
@@ -135,13 +126,13 @@ __global__ void __launch_bounds__(attention::threads, attention::blocks_an_sm(2 
       const Mask seen = rows_are_keys(s, i0, j0);
       product<aligned>(dot, keys, j0, queries, i0, s.D, *shared);
       float column_lse[8], column_delta[8];
-      for (int c = 0; c < 8; c++) column_lse[c] = lse_of(lse, s, b, h, i0 + column_of_thread(c));
+      for (int c = 0; c < 8; c++) column_lse[c] = s.base_of(lse, b, h, i0 + column_of_thread(c));
       for (int r = 0; r < 4; r++)
         for (int c = 0; c < 8; c++) dot[r][c] = dot[r][c] * scale - column_lse[c];
       weights_p(*shared, s.score, dot);
       accumulate<aligned, columns>(dv_acc, douts, i0, column0, s.D, seen, *shared);
       product<aligned>(dot, values, j0, douts, i0, s.D, *shared);
-      for (int c = 0; c < 8; c++) column_delta[c] = of_query(delta, s, b, h, i0 + column_of_thread(c));
+      for (int c = 0; c < 8; c++) column_delta[c] = s.of_query(delta, b, h, i0 + column_of_thread(c));
       for (int r = 0; r < 4; r++)
         for (int c = 0; c < 8; c++) dot[r][c] = dot[r][c] - column_delta[c];
       weights_ds(*shared, s.score, dot);
@@ -156,20 +147,6 @@ __global__ void __launch_bounds__(attention::threads, attention::blocks_an_sm(2 
 
 // ---- launchers
 
-template <bool aligned>
-static auto attention_backward_dq_kernel_for(size_t D) {
-  return D <= 32    ? attention_backward_dq_kernel<aligned, 32>
-         : D <= 64  ? attention_backward_dq_kernel<aligned, 64>
-         : D <= 128 ? attention_backward_dq_kernel<aligned, 128>
-                    : attention_backward_dq_kernel<aligned, 256>;
-}
-template <bool aligned>
-static auto attention_backward_dkdv_kernel_for(size_t columns) {
-  return columns == 32   ? attention_backward_dkdv_kernel<aligned, 32>
-         : columns == 64 ? attention_backward_dkdv_kernel<aligned, 64>
-                         : attention_backward_dkdv_kernel<aligned, 128>;
-}
-
 void attention_backward(float* dq, float* dk, float* dv, float* sink_p, float* sink_ds, const float* dout,
                         const float* q, const float* k, const float* v, const float* o, const float* lse,
                         const AttentionShape& s, const Sink& sink, Context& ctx) {
@@ -177,20 +154,22 @@ void attention_backward(float* dq, float* dk, float* dv, float* sink_p, float* s
   if (ctx.device == Device::cpu)
     return attention_backward_cpu(dq, dk, dv, sink_p, sink_ds, dout, q, k, v, o, lse, s, sink, ctx);
   const float scale = attention_scale<float>(s.divisor());
-  const size_t queries = s.B * s.H * s.T, columns = s.D <= 32 ? 32 : s.D <= 64 ? 64 : 128;
+  const size_t queries = s.B * s.H * s.T;
   float* delta = ctx.scratch(attention_backward_scratch(s, ctx.device) / sizeof(float));
   const bool aligned = attention::rows_are_aligned(s, {dq, dk, dv, dout, q, k, v, o, sink.value});
   const unsigned tiles = grid_tiles("attention_backward", s.T, attention::tile);
 
   launch(attention_backward_query_kernel, grid_of(ceil_div(queries, attention::threads)), attention::threads, 0, ctx,
          delta, sink_p, sink_ds, dout, o, lse, s, sink, aligned);
-  launch(aligned ? attention_backward_dq_kernel_for<true>(s.D) : attention_backward_dq_kernel_for<false>(s.D),
-         dim3(grid_of(s.B * s.H).x, tiles), attention::threads, sizeof(attention::Shared), ctx, dq, dout, q, k, v, lse,
-         delta, sink_ds, s, sink, scale);
-  launch(
-      aligned ? attention_backward_dkdv_kernel_for<true>(columns) : attention_backward_dkdv_kernel_for<false>(columns),
-      dim3(grid_of(s.B * s.KVH).x, tiles, unsigned(ceil_div(s.D, columns))), attention::threads,
-      sizeof(attention::Shared), ctx, dk, dv, dout, q, k, v, lse, delta, s, scale);
+  attention::by_columns(s.D, [&]<int columns>() {
+    constexpr int part = columns < 128 ? columns : 128;
+    launch(aligned ? attention_backward_dq_kernel<true, columns> : attention_backward_dq_kernel<false, columns>,
+           dim3(grid_of(s.B * s.H).x, tiles), attention::threads, sizeof(attention::Shared), ctx, dq, dout, q, k, v,
+           lse, delta, sink_ds, s, sink, scale);
+    launch(aligned ? attention_backward_dkdv_kernel<true, part> : attention_backward_dkdv_kernel<false, part>,
+           dim3(grid_of(s.B * s.KVH).x, tiles, columns / part), attention::threads, sizeof(attention::Shared), ctx, dk,
+           dv, dout, q, k, v, lse, delta, s, scale);
+  });
 }
 
 // delta

@@ -45,8 +45,7 @@
 //     still begin on 16 bytes.
 //
 //   accumulate: 2048/columns rows of X as they are. At one column of the tile a thread reads its 4 weights, and of X
-//   the
-//     quads that lie as the columns above. Weights pass through shared memory because acc needs all 64 columns of a
+//     the quads that lie as the columns above. Weights pass through shared memory because acc needs all 64 columns of a
 //     row, and a thread holds 8 of them.
 #pragma once
 #include <initializer_list>
@@ -60,10 +59,13 @@ namespace gated::attention {
 constexpr int tile = 64, threads = 128, strip = 2048, depth = strip / tile;
 constexpr int pitch = tile + 4;
 
-// How many blocks an SM (a multiprocessor) shall hold at once, where a row has so many columns of sums. It decides how
-// many of the SM's 64K registers a thread may have: 128, 168 or 255.
-constexpr int blocks_an_sm(int columns) {
-  return columns <= 64 ? 4 : columns <= 128 ? 3 : 2;
+// f<columns>(): so many columns of sums have room in the registers of a kernel's threads, and hold the D of a row.
+template <class F>
+void by_columns(size_t D, F f) {
+  if (D <= 32) return f.template operator()<32>();
+  if (D <= 64) return f.template operator()<64>();
+  if (D <= 128) return f.template operator()<128>();
+  f.template operator()<256>();
 }
 
 struct Shared {

@@ -6,9 +6,8 @@
 // are rounded to bf16 before they multiply values. And the keys are read once: a chain cannot wait for the largest
 // score of all.
 //
-// 1. The online softmax (Milakov and Gimelshein 2018, arXiv 1805.02867). Take the keys block by block. Of the blocks so
-// far keep
-//   m = max of the scores,   l = sum of e^(s - m),   o = sum of e^(s - m) v
+// 1. The online softmax (Milakov and Gimelshein 2018, arXiv 1805.02867). Keys come block by block; kept of all so far:
+//     m = max of the scores,   l = sum of e^(s - m),   o = sum of e^(s - m) v
 //   A block whose largest score is m* makes m' = max(m, m*). As e^(s - m') = e^(s - m) e^(m - m'), the sums over the
 //   keys before it are put right by one factor, and its own terms are added:
 //     alpha = e^(m - m')
@@ -173,7 +172,7 @@ void attention_bf16_backward_ref(bf16* dq, bf16* dk, bf16* dv, float* sink_p, fl
                 const bf16 *const key = keys + n * s.kv_step(), *const value = values + n * s.kv_step();
                 const float c = chain_of(0, queries + m * s.q_step(), 1, key, 1, s.D, s.D, arithmetic);
                 const float dp = chain_of(0, douts + m * s.q_step(), 1, value, 1, s.D, s.D, arithmetic);
-                const float p = weight_of(s.score, c, scale, s.sigmoid() ? -s.bias : lse[s.stat(b, h, i)]);
+                const float p = weight_of(s.score, c, scale, s.base_of(lse, b, h, i));
                 P[m][n] = bf16(p);
                 dS[m][n] = bf16(gradient_of(s.score, p, dp, delta[i]));
               }
@@ -291,17 +290,7 @@ void attention_bf16::require_shape(const char* name, const AttentionShape& s, co
   attention_require(name, s, sink);
   require(s.D % mma_depth == 0, "%s: head dimension %zu, expected a multiple of 16, the depth of a tensor core's step",
           name, s.D);
-  for (const bf16* p : arrays)
-    require(uintptr_t(p) % 16 == 0, "%s: an array at %p, expected its rows on 16-byte boundaries", name,
-            static_cast<const void*>(p));
-}
-
-// One kernel for each of the usual widths, and two for what lies between.
-static auto attention_bf16_forward_kernel_for(size_t D) {
-  return D == 64    ? attention_bf16_forward_kernel<64, true>
-         : D == 128 ? attention_bf16_forward_kernel<128, true>
-         : D < 128  ? attention_bf16_forward_kernel<128, false>
-                    : attention_bf16_forward_kernel<256, false>;
+  require_boundaries(name, arrays);
 }
 
 void attention_bf16_forward(bf16* o, float* lse, const bf16* q, const bf16* k, const bf16* v, const AttentionShape& s,
@@ -321,8 +310,10 @@ void attention_bf16_forward(bf16* o, float* lse, const bf16* q, const bf16* k, c
   emulate_mma(ctx);
   if (attention_wgmma_forward(o, lse, q, k, v, s, sink, ctx, gate)) return;
   const dim3 grid(grid_of(s.B * s.H).x, grid_tiles("attention_bf16_forward", s.T, block));
-  launch(attention_bf16_forward_kernel_for(s.D), grid, threads, 3 * block * columns_for(s.D) * sizeof(bf16), ctx, o,
-         lse, q, k, v, s, sink, attention_scale<float>(s.divisor()), gate);
+  by_room(s.D, [&]<int columns, bool whole>() {
+    launch(attention_bf16_forward_kernel<columns, whole>, grid, threads, 3 * block * columns * sizeof(bf16), ctx, o,
+           lse, q, k, v, s, sink, attention_scale<float>(s.divisor()), gate);
+  });
 }
 
 size_t attention_bf16_forward_scratch(const AttentionShape& s, Device device) {

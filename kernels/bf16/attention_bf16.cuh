@@ -1,5 +1,6 @@
 // attention_bf16: the formulas that reference, kernels and the CPU's code of kernels/bf16/attention_bf16.cu share.
 #pragma once
+#include "core/sums.h"
 #include "kernels/bf16/attention_bf16.h"
 
 namespace gated::attention_bf16 {
@@ -14,11 +15,6 @@ HD size_t first_tile(const AttentionShape& s, size_t i0) {
 // Where the tiles of queries end that take part for the keys from j0 on. The first is that at j0.
 HD size_t end_of_queries(const AttentionShape& s, size_t j0) {
   return s.end_query(j0 + block < s.T ? j0 + block - 1 : s.T - 1);
-}
-
-// What eight chains give together: neighbours first.
-HD float sum_of_eight(const float (&c)[8]) {
-  return ((c[0] + c[1]) + (c[2] + c[3])) + ((c[4] + c[5]) + (c[6] + c[7]));
 }
 
 // The largest score so far, as a number that may be taken from others: 0 where a query has seen nothing.

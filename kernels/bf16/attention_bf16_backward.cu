@@ -141,12 +141,12 @@ __global__ void __launch_bounds__(attention_bf16::threads, attention_bf16::block
   float base[2], delta_i[2];
   MmaC sum[columns / 8];
   for (int r = 0; r < 2; r++) {
-    base[r] = base_of(lse, s, b, h, i0 + row_of_lane(r));
-    delta_i[r] = of_query(delta, s, b, h, i0 + row_of_lane(r));
+    base[r] = s.base_of(lse, b, h, i0 + row_of_lane(r));
+    delta_i[r] = s.of_query(delta, b, h, i0 + row_of_lane(r));
   }
   float sink_weight[2] = {};
   if (sink.key)
-    for (int r = 0; r < 2; r++) sink_weight[r] = of_query(sink_ds, s, b, h, i0 + row_of_lane(r));
+    for (int r = 0; r < 2; r++) sink_weight[r] = s.of_query(sink_ds, b, h, i0 + row_of_lane(r));
 #pragma unroll
   for (int n = 0; n < columns / 8; n++)
 #pragma unroll
@@ -215,8 +215,8 @@ __global__ void __launch_bounds__(attention_bf16::threads, attention_bf16::block
     for (int c = 0; c < strip / 8; c++)
 #pragma unroll
       for (int odd = 0; odd < 2; odd++) {
-        base[c][odd] = base_of(lse, s, b, h, i0 + column_of_lane(c, odd));
-        delta_i[c][odd] = of_query(delta, s, b, h, i0 + column_of_lane(c, odd));
+        base[c][odd] = s.base_of(lse, b, h, i0 + column_of_lane(c, odd));
+        delta_i[c][odd] = s.of_query(delta, b, h, i0 + column_of_lane(c, odd));
       }
     MmaC p[strip / 8] = {}, ds[strip / 8] = {};
     Rows64::template product<strip>(p, Rows64::own(memory.own_a), memory.strip_a(n), s.D);
@@ -244,19 +244,6 @@ __global__ void __launch_bounds__(attention_bf16::threads, attention_bf16::block
 
 // ---- launchers
 
-static auto attention_bf16_dq_kernel_for(size_t D) {
-  return D == 64    ? attention_bf16_dq_kernel<64, true>
-         : D == 128 ? attention_bf16_dq_kernel<128, true>
-         : D < 128  ? attention_bf16_dq_kernel<128, false>
-                    : attention_bf16_dq_kernel<256, false>;
-}
-static auto attention_bf16_dkdv_kernel_for(size_t D) {
-  return D == 64    ? attention_bf16_dkdv_kernel<64, true>
-         : D == 128 ? attention_bf16_dkdv_kernel<128, true>
-         : D < 128  ? attention_bf16_dkdv_kernel<128, false>
-                    : attention_bf16_dkdv_kernel<256, false>;
-}
-
 void attention_bf16_backward(bf16* dq, bf16* dk, bf16* dv, float* sink_p, float* sink_ds, const bf16* dout,
                              const bf16* q, const bf16* k, const bf16* v, const bf16* o, const float* lse,
                              const AttentionShape& s, const Sink& sink, Context& ctx) {
@@ -266,16 +253,18 @@ void attention_bf16_backward(bf16* dq, bf16* dk, bf16* dv, float* sink_p, float*
     return attention_bf16_backward_cpu(dq, dk, dv, sink_p, sink_ds, dout, q, k, v, o, lse, s, sink, ctx);
   emulate_mma(ctx);
   const float scale = attention_scale<float>(s.divisor());
-  const size_t columns = columns_for(s.D), shared = backward_shared(columns);
   float* const delta = ctx.scratch(attention_bf16_backward_scratch(s, ctx.device) / sizeof(float));
   const unsigned tiles = grid_tiles("attention_bf16_backward", s.T, block);
   launch(attention_bf16_query_kernel, dim3(grid_of(s.B * s.H).x, tiles), unsigned(8 * block), 0, ctx, delta, sink_p,
          sink_ds, dout, o, lse, s, sink);
   if (attention_wgmma_backward(dq, dk, dv, dout, q, k, v, lse, delta, sink_ds, s, sink, ctx)) return;
-  launch(attention_bf16_dq_kernel_for(s.D), dim3(grid_of(s.B * s.H).x, tiles), threads, shared, ctx, dq, dout, q, k, v,
-         lse, delta, sink_ds, s, sink, scale);
-  launch(attention_bf16_dkdv_kernel_for(s.D), dim3(grid_of(s.B * s.KVH).x, tiles, unsigned(ceil_div(s.D, size_t{128}))),
-         threads, shared, ctx, dk, dv, dout, q, k, v, lse, delta, s, scale);
+  by_room(s.D, [&]<int columns, bool whole>() {
+    launch(attention_bf16_dq_kernel<columns, whole>, dim3(grid_of(s.B * s.H).x, tiles), threads,
+           backward_shared(columns), ctx, dq, dout, q, k, v, lse, delta, sink_ds, s, sink, scale);
+    launch(attention_bf16_dkdv_kernel<columns, whole>,
+           dim3(grid_of(s.B * s.KVH).x, tiles, unsigned(ceil_div(s.D, size_t{128}))), threads, backward_shared(columns),
+           ctx, dk, dv, dout, q, k, v, lse, delta, s, scale);
+  });
 }
 
 // delta

@@ -33,16 +33,15 @@
 namespace gated::attention_bf16 {
 
 using namespace mma_tile;
+using attention::blocks_an_sm;
 
-// How many blocks an SM shall hold at once, where a thread has so many columns of sums: it decides how many registers
-// the thread may have, 128, 168 or 255.
-constexpr int blocks_an_sm(int columns) {
-  return columns <= 64 ? 4 : columns <= 128 ? 3 : 2;
-}
-
-// Room for the elements of a row.
-constexpr size_t columns_for(size_t D) {
-  return D == 64 ? 64 : D <= 128 ? 128 : 256;
+// f<columns, whole>(): the usual widths have kernels of their own, and two serve for what lies between.
+template <class F>
+void by_room(size_t D, F f) {
+  if (D == 64) return f.template operator()<64, true>();
+  if (D == 128) return f.template operator()<128, true>();
+  if (D < 128) return f.template operator()<128, false>();
+  f.template operator()<256, false>();
 }
 
 void require_shape(const char* name, const AttentionShape& s, const Sink& sink,
@@ -128,15 +127,6 @@ __device__ inline void online_softmax(MmaC (&score)[block / 8], float (&m)[2], f
     }
     l[r] = fused(l[r], alpha[r], sum_of_quad(even + odd));
   }
-}
-
-// The number of a query, 0 past the last.
-__device__ inline float of_query(const float* stat, const AttentionShape& s, size_t b, size_t h, size_t i) {
-  return i < s.T ? stat[s.stat(b, h, i)] : 0.0f;
-}
-// What the backward subtracts from the scores of a query.
-__device__ inline float base_of(const float* lse, const AttentionShape& s, size_t b, size_t h, size_t i) {
-  return s.sigmoid() ? -s.bias : of_query(lse, s, b, h, i);
 }
 
 // ---- tiles in shared memory: rows of up to `columns` elements

@@ -354,9 +354,9 @@ __global__ void __launch_bounds__(attention_wgmma::threads, 1)
     float base[2], delta_i[2], sink_weight[2] = {};
     for (int r = 0; r < 2; r++) {
       const size_t query = item.row0 + size_t(row_of_lane(r));
-      base[r] = base_of(lse, s, item.b, item.head, query);
-      delta_i[r] = of_query(delta, s, item.b, item.head, query);
-      if (sink.key) sink_weight[r] = of_query(sink_ds, s, item.b, item.head, query);
+      base[r] = s.base_of(lse, item.b, item.head, query);
+      delta_i[r] = s.of_query(delta, item.b, item.head, query);
+      if (sink.key) sink_weight[r] = s.of_query(sink_ds, item.b, item.head, query);
     }
     WgmmaSums<D> sum;
 #pragma unroll

@@ -175,7 +175,7 @@ static size_t load_queries(const Gradients& a, const BackwardMemory& w, size_t b
   make_panels_of_columns(w.dout_panels, w.wide, D);
   for (size_t r = 0; r < count; r++) {
     const size_t row = s.q_row(b, i0 + r, h);
-    w.base[r] = s.sigmoid() ? -s.bias : a.lse[s.stat(b, h, i0 + r)];
+    w.base[r] = s.base_of(a.lse, b, h, i0 + r);
     w.delta[r] = s.sigmoid() ? 0.0f : row_dot(a.dout + row, a.o + row, D);
   }
   return count;

@@ -158,8 +158,7 @@ __global__ void __launch_bounds__(cached::threads)
 
 // ---- launchers
 
-static void cached_attention_require(const char* name, const CachedAttentionShape& s, const Sink& sink) {
-  attention_require(name, s.queries(), sink);
+void require_cache(const char* name, const CachedAttentionShape& s) {
   require(s.slots > 0 && s.tokens > 0, "%s: %zu tokens in %zu slots, expected at least 1 of each", name, s.tokens,
           s.slots);
 }
@@ -167,7 +166,8 @@ static void cached_attention_require(const char* name, const CachedAttentionShap
 template <class S>
 static void store_tokens(S* keys, S* values, const S* k, const S* v, size_t T, const CachedAttentionShape& s,
                          Context& ctx) {
-  cached_attention_require("cached_attention_store", s, {});
+  attention_require("cached_attention_store", s.queries(), {});
+  require_cache("cached_attention_store", s);
   require(T > 0 && T <= s.tokens, "cached_attention_store: %zu tokens to store of %zu, expected 1 to as many", T,
           s.tokens);
   if (ctx.device == Device::cpu) return cached_attention_store_cpu(keys, values, k, v, T, s);
@@ -186,7 +186,8 @@ void cached_attention_store(bf16* keys, bf16* values, const bf16* k, const bf16*
 
 void cached_attention(float* o, const float* q, const float* keys, const float* values, const CachedAttentionShape& s,
                       const Sink& sink, Context& ctx) {
-  cached_attention_require("cached_attention", s, sink);
+  attention_require("cached_attention", s.queries(), sink);
+  require_cache("cached_attention", s);
   if (ctx.device == Device::cpu) return cached_attention_cpu(o, q, keys, values, s, sink, ctx);
   float* const weight = ctx.scratch(cached_attention_scratch(s) / sizeof(float));
   launch(cached_attention_kernel, grid_of(s.B * s.H), cached::threads, 0, ctx, o, weight, q, keys, values, s, sink,

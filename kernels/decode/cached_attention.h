@@ -48,6 +48,7 @@ void cached_attention_store(bf16* keys, bf16* values, const bf16* k, const bf16*
 // sink's logits are (H), or (B,H) where they are per query. Refuses tokens = 0, and what attention_forward refuses.
 void cached_attention(float* o, const float* q, const float* keys, const float* values, const CachedAttentionShape& s,
                       const Sink& sink, Context& ctx);
+void require_cache(const char* name, const CachedAttentionShape& s);
 // Bytes of scratch that it takes on every device.
 size_t cached_attention_scratch(const CachedAttentionShape& s);
 

@@ -29,8 +29,8 @@ namespace gated {
 //
 // Keys and values are copied as in attention_bf16_forward_kernel: one is copied while the other is multiplied.
 //
-// Grid (B*KVH, 16 heads of the group each). Scores in shared memory have rows of 72: eight rows and four pairs of
-// columns fall on 32 different pairs of banks.
+// Grid (B*KVH, 16 heads of the group each). Rows of scores lie 72 floats apart: the four rows and four pairs of half a
+// warp fall on the 16 pairs of banks.
 
 namespace attention_bf16 {
 
@@ -89,9 +89,10 @@ __global__ void __launch_bounds__(attention_bf16::threads, 4)
     MmaC part[warp_keys / 8] = {};
     Rows64::template product<warp_keys>(part, queries_tile, Rows64::own(keys_tile), s.D);
     for (int n = 0; n < warp_keys / 8; n++)
-      for (int e = 0; e < 4; e++) {
-        const int key = warp * warp_keys + column_of_lane(n, e);
-        scores[(row + e / 2 * 8) * score_pitch + key] = cached_keys.has(j0 + key) ? part[n].x[e] : -INFINITY;
+      for (int half = 0; half < 2; half++) {
+        const int key = warp * warp_keys + column_of_lane(n, 0);
+        const auto score = [&](int e) { return cached_keys.has(j0 + key + e) ? part[n].x[2 * half + e] : -INFINITY; };
+        *reinterpret_cast<float2*>(scores + (row + 8 * half) * score_pitch + key) = {score(0), score(1)};
       }
     copies.template wait<0>();
     __syncthreads();  // the values and the scores are there; nobody reads the keys any more
@@ -103,7 +104,11 @@ __global__ void __launch_bounds__(attention_bf16::threads, 4)
 #pragma unroll
     for (int n = 0; n < int(block) / 8; n++)
 #pragma unroll
-      for (int e = 0; e < 4; e++) score[n].x[e] = scores[(row + e / 2 * 8) * score_pitch + column_of_lane(n, e)];
+      for (int half = 0; half < 2; half++) {
+        const float* const pair = scores + (row + 8 * half) * score_pitch + column_of_lane(n, 0);
+        const auto [low, high] = *reinterpret_cast<const float2*>(pair);
+        score[n].x[2 * half] = low, score[n].x[2 * half + 1] = high;
+      }
     online_softmax(score, m, l, alpha, s.score, s.bias, scale);
 #pragma unroll
     for (int n = 0; n < quarter / 8; n++)
@@ -125,24 +130,18 @@ __global__ void __launch_bounds__(attention_bf16::threads, 4)
 
 // ---- launchers
 
-static auto cached_attention_bf16_kernel_for(size_t D) {
-  return D == 64    ? cached_attention_bf16_kernel<64, true>
-         : D == 128 ? cached_attention_bf16_kernel<128, true>
-         : D < 128  ? cached_attention_bf16_kernel<128, false>
-                    : cached_attention_bf16_kernel<256, false>;
-}
-
 void cached_attention_bf16(bf16* o, const bf16* q, const bf16* keys, const bf16* values, const CachedAttentionShape& s,
                            const Sink& sink, Context& ctx) {
   using namespace attention_bf16;
   require_shape("cached_attention_bf16", s.queries(), sink, {o, q, keys, values});
-  require(s.slots > 0 && s.tokens > 0, "cached_attention_bf16: %zu tokens in %zu slots, expected at least 1 of each",
-          s.tokens, s.slots);
+  require_cache("cached_attention_bf16", s);
   if (ctx.device == Device::cpu) return cached_attention_bf16_cpu(o, q, keys, values, s, sink, ctx);
   emulate_mma(ctx);
   const dim3 grid(grid_of(s.B * s.KVH).x, unsigned(ceil_div(s.group(), size_t{head_rows})));
-  launch(cached_attention_bf16_kernel_for(s.D), grid, threads, cached_shared(columns_for(s.D)), ctx, o, q, keys, values,
-         s, sink, attention_scale<float>(s.divisor()));
+  by_room(s.D, [&]<int columns, bool whole>() {
+    launch(cached_attention_bf16_kernel<columns, whole>, grid, threads, cached_shared(columns), ctx, o, q, keys, values,
+           s, sink, attention_scale<float>(s.divisor()));
+  });
 }
 
 size_t cached_attention_bf16_scratch(const CachedAttentionShape& s, Device device) {
