@@ -37,30 +37,25 @@ namespace gated {
 template <class T>
 void grouped_matmul_ref(T* C, const T* A, const T* B, const int* row_start, const GroupedShape& s, Layout layout,
                         Accumulate accumulate, const T* bias) {
-  for (size_t e = 0; e < s.E; e++) {
-    const size_t row = size_t(row_start[e]), rows = size_t(row_start[e + 1]) - row;
+  for_every_expert(row_start, s.E, [&](size_t e, size_t row, size_t rows) {
     matmul_ref(C + row * s.N, A + row * s.K, B + e * s.N * s.K, rows, s.N, s.K, layout, accumulate,
                bias ? bias + e * s.N : nullptr);
-  }
+  });
 }
 IN_FLOAT_AND_DOUBLE(grouped_matmul_ref);
 
 template <class T>
 void grouped_matmul_tn_ref(T* C, const T* A, const T* B, const int* row_start, const GroupedShape& s) {
-  for (size_t e = 0; e < s.E; e++) {
-    const size_t row = size_t(row_start[e]), rows = size_t(row_start[e + 1]) - row;
-    if (rows == 0) continue;
+  for_every_expert(row_start, s.E, [&](size_t e, size_t row, size_t rows) {
     matmul_ref(C + e * s.N * s.K, A + row * s.N, B + row * s.K, s.N, s.K, rows, Layout::tn, Accumulate::yes);
-  }
+  });
 }
 IN_FLOAT_AND_DOUBLE(grouped_matmul_tn_ref);
 
 template <class T>
 void grouped_bias_backward_ref(T* db, const T* dy, const int* row_start, size_t E, size_t N) {
-  for (size_t e = 0; e < E; e++) {
-    const size_t row = size_t(row_start[e]), rows = size_t(row_start[e + 1]) - row;
-    bias_backward_ref(db + e * N, dy + row * N, rows, N);
-  }
+  for_every_expert(row_start, E,
+                   [&](size_t e, size_t row, size_t rows) { bias_backward_ref(db + e * N, dy + row * N, rows, N); });
 }
 IN_FLOAT_AND_DOUBLE(grouped_bias_backward_ref);
 
@@ -71,9 +66,9 @@ IN_FLOAT_AND_DOUBLE(grouped_bias_backward_ref);
 //            blockIdx.y the tiles along N
 //   tn       the tile lies in the C of expert blockIdx.z, and k runs over the expert's rows
 //
-// A C that is added to waits for the sum of its slices, which grows in scratch. nt and nn have several slices where K >
-// 1024, tn for the experts with more than 1024 rows: each of these has a matrix in scratch. The slices of an expert go
-// one after the other: the experts together have tiles enough to fill a GPU.
+// nt and nn have several slices where K > 1024, tn for the experts with more than 1024 rows: each of these has a matrix
+// in scratch for their sum. The slices of an expert go one after the other: the experts together have tiles enough to
+// fill a GPU.
 
 struct GroupedJob {
   float *C, *sums;  // sums: in scratch
@@ -95,10 +90,10 @@ __global__ void __launch_bounds__(BM / TM * BN / TN, 2) grouped_matmul_kernel(Gr
     block.begin = size_t(job.row_start[e]), block.end = size_t(job.row_start[e + 1]);
     if (block.begin == block.end) return;
     block.m0 = size_t(blockIdx.x) * BM, block.m_end = job.N, block.n_end = job.K;
-    block.A = {job.A, job.N}, block.B = {job.B, job.K}, block.bias = nullptr;
+    block.A = {job.A, job.N}, block.B = {job.B, job.K};
     const size_t matrix = tall_group_place(job.tall, block.begin, e, job.E, matmul_slice);
     block.C = {job.C + (e * job.N + block.m0) * job.K + block.n0, job.K};
-    block.sum = {job.sums + (matrix * job.N + block.m0) * pitch + block.n0, pitch};
+    if (job.sums) block.sum = {job.sums + (matrix * job.N + block.m0) * pitch + block.n0, pitch};
   } else {
     const GroupRows rows = group_rows(job.row_start, job.E, BM, blockIdx.x);
     if (rows.begin >= rows.end) return;
@@ -107,7 +102,7 @@ __global__ void __launch_bounds__(BM / TM * BN / TN, 2) grouped_matmul_kernel(Gr
     block.bias = job.bias ? job.bias + rows.expert * job.N + block.n0 : nullptr;
     const size_t pitch = matmul_scratch_pitch(job.N);
     block.C = {job.C + block.m0 * job.N + block.n0, job.N};
-    block.sum = {job.sums + block.m0 * pitch + block.n0, pitch};
+    if (job.sums) block.sum = {job.sums + block.m0 * pitch + block.n0, pitch};
   }
   matmul_tile<layout, BM, BN, TM, TN, aligned>(block);
 }
@@ -130,7 +125,7 @@ __global__ void grouped_bias_pieces_kernel(float* sums, const S* dy, const int* 
   sums[blockIdx.x * N + c] = sum;
 }
 
-__global__ inline void grouped_bias_add_kernel(float* db, const float* sums, const int* row_start, size_t E, size_t N) {
+__global__ void grouped_bias_add_kernel(float* db, const float* sums, const int* row_start, size_t E, size_t N) {
   const size_t i = threadIdx.x + size_t(blockDim.x) * blockIdx.x, e = i / N, c = i % N;
   if (e >= E) return;
   const size_t begin = size_t(row_start[e]), rows = size_t(row_start[e + 1]) - begin;
@@ -280,9 +275,11 @@ void grouped_bias_backward(float* db, ConstReals dy, const int* row_start, size_
   with_storage(dy, [&](auto stored) {
     using S = decltype(stored);
     if (ctx.device == Device::cpu) return grouped_bias_backward_cpu(db, dy.as<S>(), row_start, M, E, N);
+    const size_t columns = ceil_div(N, grouped_bias_threads);
+    require(columns <= 65535, "grouped_bias_backward: %zu columns are too many for a grid", N);
     float* const sums = ctx.scratch(grouped_bias_backward_scratch(M, E, N) / sizeof(float));
     dim3 grid = group_rows_grid(M, E, column_slice);
-    grid.y = unsigned(ceil_div(N, grouped_bias_threads));
+    grid.y = unsigned(columns);
     launch(grouped_bias_pieces_kernel<S>, grid, grouped_bias_threads, 0, ctx, sums, dy.as<S>(), row_start, E, N);
     launch(grouped_bias_add_kernel, grid_of(ceil_div(E * N, grouped_bias_threads)), grouped_bias_threads, 0, ctx, db,
            sums, row_start, E, N);

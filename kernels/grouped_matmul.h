@@ -31,6 +31,15 @@ size_t grouped_matmul_scratch(const GroupedShape& s, Accumulate accumulate);
 size_t grouped_matmul_tn_scratch(const GroupedShape& s);
 size_t grouped_bias_backward_scratch(size_t M, size_t E, size_t N);
 
+// f(expert, its first row, its rows) for each that has any; row_start on the host.
+template <class F>
+void for_every_expert(const int* row_start, size_t E, F f) {
+  for (size_t e = 0; e < E; e++) {
+    const size_t row = size_t(row_start[e]), rows = size_t(row_start[e + 1]) - row;
+    if (rows > 0) f(e, row, rows);
+  }
+}
+
 // Refuses, in the name of an operation, what row numbers cannot hold, and on a CPU, where the host can look, a
 // row_start that is none.
 void require_groups(const char* name, size_t M, size_t E, const int* row_start, Context& ctx);

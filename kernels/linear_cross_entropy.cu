@@ -276,17 +276,13 @@ size_t linear_cross_entropy_chunk_rows(size_t N, size_t V, Storage storage) {
 }
 
 size_t linear_cross_entropy_scratch(size_t N, size_t C, size_t V, size_t chunk_rows, Storage storage, Device device) {
+  const size_t rows = std::min(chunk_rows, N), slice = std::min(rows, weight_gradient_slice(storage));
   const auto of_product = [&](size_t M, size_t N, size_t K, Layout layout, Accumulate accumulate) {
     return matmul_stored_scratch(M, N, K, layout, accumulate, storage, device);
   };
-  size_t most = 0;
-  for (size_t rows : {std::min(chunk_rows, N), chunk_rows ? N % chunk_rows : 0}) {  // of every chunk, and of the last
-    most = std::max(most, of_product(rows, V, C, Layout::nt, Accumulate::no));
-    most = std::max(most, of_product(rows, C, V, Layout::nn, Accumulate::no));
-    const size_t slice = std::min(rows, weight_gradient_slice(storage));
-    most = std::max(most, of_product(V, C, slice, Layout::tn, Accumulate::yes));
-  }
-  return most;
+  return std::max({of_product(rows, V, C, Layout::nt, Accumulate::no),
+                   of_product(rows, C, V, Layout::nn, Accumulate::no),
+                   of_product(V, C, slice, Layout::tn, Accumulate::yes)});
 }
 
 size_t linear_cross_entropy_cpu_workspace(size_t N, size_t C, size_t V, size_t chunk_rows) {

@@ -35,8 +35,8 @@ void linear_cross_entropy(float* losses, Reals dh, float* dweight, float* logits
 void linear_cross_entropy_losses(float* losses, float* logits, ConstReals h, const float* weight,
                                  const bf16* weight_copy, const int* targets, size_t N, size_t C, size_t V,
                                  size_t chunk_rows, Context& ctx);
-// Bytes of scratch that it takes on a device for an h that is stored so; and what a thread of a CPU takes and keeps, as
-// matmul_cpu_workspace(), for one of floats.
+// Bytes of scratch that suffice on a device for N rows, or fewer, of an h that is stored so; and what a thread of a CPU
+// takes and keeps, as matmul_cpu_workspace(), for one of floats.
 size_t linear_cross_entropy_scratch(size_t N, size_t C, size_t V, size_t chunk_rows, Storage storage, Device device);
 size_t linear_cross_entropy_cpu_workspace(size_t N, size_t C, size_t V, size_t chunk_rows);
 

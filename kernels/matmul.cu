@@ -96,7 +96,7 @@ __global__ void __launch_bounds__(BM / TM * BN / TN, 2) matmul_kernel(MatmulJob 
   MatmulBlock block = job.whole;
   block.m0 = size_t(blockIdx.x) * BM, block.n0 = size_t(blockIdx.y) * BN;
   block.C.data += (blockIdx.z * block.m_end + block.m0) * block.C.ld + block.n0;
-  block.sum.data += block.m0 * block.sum.ld + block.n0;
+  if (block.sum.data) block.sum.data += block.m0 * block.sum.ld + block.n0;
   if (block.bias) block.bias += block.n0;
   if (job.side_by_side) {
     block.begin = (job.first_slice + blockIdx.z) * matmul_slice;
@@ -107,8 +107,8 @@ __global__ void __launch_bounds__(BM / TM * BN / TN, 2) matmul_kernel(MatmulJob 
 
 // C = slice 0 + slice 1 + ..., or C + that, or bias + that: a thread owns four neighbours of a row and goes through the
 // slices (count, M, pitch). C may be slice 0.
-__global__ inline void matmul_add_slices_kernel(Matrix<float> C, const float* slices, size_t pitch, size_t count,
-                                                const float* bias, size_t M, size_t N, bool accumulate, bool aligned) {
+__global__ void matmul_add_slices_kernel(Matrix<float> C, const float* slices, size_t pitch, size_t count,
+                                         const float* bias, size_t M, size_t N, bool accumulate, bool aligned) {
   const auto [m, n] = row_quad(N);
   if (m >= M) return;
   const bool aligned_slices = pitch % 4 == 0;
@@ -128,8 +128,7 @@ __global__ inline void matmul_add_slices_kernel(Matrix<float> C, const float* sl
 // The large tile does twice the arithmetic of the small one for a number read, but a GPU wants blocks enough to fill it
 // (132 multiprocessors on an H200, two blocks each). In this order:
 //   1. the large tile, where C alone has enough of them
-//   2. the large tile, and slices side by side: `together` of them in a launch, each into a matrix of its own in
-//   scratch
+//   2. the large tile, and slices side by side: `together` in a launch, each into a matrix of its own in scratch
 //   3. the small tile, with slices side by side if it still has too few blocks
 // Scratch for (2) and (3) is bounded. Where not all slices fit, they go in groups: after each, matmul_add_slices_kernel
 // adds the group up into its first matrix, and the next group is computed into the others. The sum goes on in ascending
@@ -177,17 +176,11 @@ size_t matmul_scratch(size_t M, size_t N, size_t K, Accumulate accumulate) {
 }
 
 size_t matmul_scratch_up_to(size_t M, size_t N, size_t K, Accumulate accumulate) {
-  // A plan depends on M by whole tiles, so the largest M of each number of tiles needs to be looked at; and once C
-  // alone has blocks enough, no slices go side by side and scratch grows with M. With K the slices that go side by side
-  // grow until they no longer fit, and after that are never more.
-  if (N == 0) return 0;
+  // Scratch grows with K until its slices no longer fit, and after that is never more. Once C alone has blocks enough,
+  // no slices go side by side and scratch grows with M. Below, a smaller M may leave less of the bound over.
   size_t most = matmul_scratch(M, N, K, accumulate);
-  for (size_t m = 64; m < M && ceil_div(m, 128) * ceil_div(N, 128) < matmul_many_blocks; m += 64)
-    for (size_t k : {K, std::min(K / matmul_slice, matmul_slices_that_fit(m, N)) * matmul_slice})
-      most = std::max(most, matmul_scratch(m, N, k, accumulate));
-  if (M > 0 && ceil_div(M, 128) * ceil_div(N, 128) < matmul_many_blocks)
-    most = std::max(most, matmul_scratch(M, N, std::min(K / matmul_slice, matmul_slices_that_fit(M, N)) * matmul_slice,
-                                         accumulate));
+  for (size_t m = 1; N > 0 && m <= M && ceil_div(m, 128) * ceil_div(N, 128) < matmul_many_blocks; m++)
+    most = std::max(most, matmul_scratch(m, N, std::min(K, matmul_slices_that_fit(m, N) * matmul_slice), accumulate));
   return most;
 }
 
@@ -216,18 +209,13 @@ static void matmul_launch(const MatmulJob& job, size_t slices_together, Context&
   launch(kernel, grid, BM / TM * BN / TN, 0, ctx, job);
 }
 
-template <Layout layout>
-static void matmul_launch(const MatmulJob& job, Tile tile, size_t slices_together, Context& ctx) {
-  if (tile == Tile::large)
-    matmul_launch<layout, 128, 128, 8, 8>(job, slices_together, ctx);
-  else
-    matmul_launch<layout, 64, 64, 4, 4>(job, slices_together, ctx);
-}
-
 static void matmul_launch(const MatmulJob& job, Layout layout, Tile tile, size_t slices_together, Context& ctx) {
-  if (layout == Layout::nt) matmul_launch<Layout::nt>(job, tile, slices_together, ctx);
-  if (layout == Layout::nn) matmul_launch<Layout::nn>(job, tile, slices_together, ctx);
-  if (layout == Layout::tn) matmul_launch<Layout::tn>(job, tile, slices_together, ctx);
+  by_layout(layout, [&]<Layout l>() {
+    if (tile == Tile::large)
+      matmul_launch<l, 128, 128, 8, 8>(job, slices_together, ctx);
+    else
+      matmul_launch<l, 64, 64, 4, 4>(job, slices_together, ctx);
+  });
 }
 
 void matmul_by_plan(Matrix<float> C, Matrix<const float> A, Matrix<const float> B, size_t M, size_t N, size_t K,

@@ -12,6 +12,17 @@ namespace gated {
 enum class Layout { nt, nn, tn };
 enum class Accumulate { no, yes };  // C = product, or C = C + product
 
+// f<layout>()
+template <class F>
+auto by_layout(Layout layout, F f) {
+  switch (layout) {
+    case Layout::nt: return f.template operator()<Layout::nt>();
+    case Layout::nn: return f.template operator()<Layout::nn>();
+    case Layout::tn: break;
+  }
+  return f.template operator()<Layout::tn>();
+}
+
 // k is summed in slices of this many: the order of the sum, and so a part of the result. kernels/matmul.cu; of bf16
 // matrices: kernels/bf16/matmul_bf16.cu
 constexpr size_t matmul_slice = 1024, matmul_bf16_slice = 4096;
@@ -41,6 +52,7 @@ struct StoredMatrix {
 };
 void matmul_stored(StoredMatrix<void> C, StoredMatrix<const void> A, StoredMatrix<const void> B, size_t M, size_t N,
                    size_t K, Layout layout, Accumulate accumulate, Context& ctx);
+// Bytes of scratch that suffice for so many rows of a batch and for fewer: M of them, in tn K.
 size_t matmul_stored_scratch(size_t M, size_t N, size_t K, Layout layout, Accumulate accumulate, Storage storage,
                              Device device);
 
@@ -99,8 +111,8 @@ struct CublasEpilogue {
   void* gelu = nullptr;   // (M,N) like C, without gaps, is written: gelu_tanh of each element before it is rounded
   float* sums = nullptr;  // (M), in tn, is written: the sum of each column of A
 };
-// K > 0. False, and nothing is written, where cuBLASLt has no algorithm that does any of them. Takes scratch for a bias
-// beside a C in bf16 alone, N elements of bf16.
+// K > 0. False, and C is not written, where cuBLASLt has no algorithm with this epilogue. Without an epilogue it fails
+// instead. Takes scratch for a bias beside a C in bf16 alone, N elements of bf16.
 template <class In, class Out>
 bool matmul_cublas(Matrix<Out> C, Matrix<const In> A, Matrix<const In> B, size_t M, size_t N, size_t K, Layout layout,
                    Accumulate accumulate, const CublasEpilogue& epilogue, Context& ctx);

@@ -145,8 +145,7 @@ __device__ inline Quad matmul_add(const float* row, size_t n, size_t N, Quad q, 
   return q;
 }
 
-// The elements of C that a thread hands over as a slice of k ends. Where C is added to and there are several slices,
-// their sum grows in block.sum while C waits, and waiting() adds it.
+// The elements of C that a thread hands over as a slice of k ends; waiting() adds what has waited.
 struct MatmulStore {
   const MatmulBlock& block;
   int rows_left, cols_left;

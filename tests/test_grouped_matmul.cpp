@@ -235,4 +235,6 @@ TEST_CASE("grouped_matmul: what cannot be is refused", "[bitwise]") {
   REQUIRE(refusal([&] { grouped_bias_backward(p, p, start.data(), 3, 2, 2, cpu); }) ==
           "grouped_bias_backward: row_start goes from 0 to 2, expected 0 to 3");
   REQUIRE(refusal([&] { grouped_matmul_tn(p, p, p, start.data(), {3, 65536, 2, 2}, kernels); }) != "");
+  REQUIRE(refusal([&] { grouped_bias_backward(p, p, start.data(), 2, 2, 1 << 23, kernels); }) ==
+          "grouped_bias_backward: 8388608 columns are too many for a grid");
 }

@@ -281,14 +281,14 @@ TEST_CASE("cross_entropy: a NaN among the logits reaches the loss on every devic
   }
 }
 
-TEST_CASE("linear_cross_entropy: scratch covers a last chunk that is smaller than the others", "[bitwise]") {
+TEST_CASE("linear_cross_entropy: scratch covers a last chunk and a batch that are smaller than the others",
+          "[bitwise]") {
   // The smaller a chunk, the more slices of V go side by side.
-  const size_t N = 2048 + 384, C = 4096, V = 50257, chunk_rows = 2048;
-  const auto scratch = [](size_t rows) {
-    return linear_cross_entropy_scratch(rows, C, V, chunk_rows, Storage::fp32, kernel_device);
+  const auto scratch = [](size_t N, size_t C) {
+    return linear_cross_entropy_scratch(N, C, 50257, 2048, Storage::fp32, kernel_device);
   };
-  REQUIRE(scratch(N) >= matmul_scratch(384, C, V, Accumulate::no));
-  REQUIRE(scratch(N) > scratch(2048));
+  REQUIRE(scratch(2048 + 384, 4096) >= matmul_scratch(384, 4096, 50257, Accumulate::no));
+  REQUIRE(scratch(2048, 1600) >= matmul_scratch(838, 1600, 50257, Accumulate::no));
 }
 
 TEST_CASE("linear_cross_entropy: sizes of chunks, rows of logits in whole cache lines, and what is refused") {

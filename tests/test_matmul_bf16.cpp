@@ -366,6 +366,13 @@ TEST_CASE("matmul_bf16: what is refused", "[matmul_bf16]") {
       "matmul_bf16: leading dimensions of C, A, B are 2, 3, 2, expected at least 2, 3, 3");
 }
 
+TEST_CASE("matmul_bf16: more slices than a grid has layers are refused", "[bitwise]") {
+  Context ctx(kernel_device);
+  REQUIRE_THROWS_WITH(matmul_bf16(Reals(static_cast<float*>(nullptr)), nullptr, nullptr, 1, 1, 1 << 28, Layout::tn,
+                                  Accumulate::yes, ctx),
+                      "matmul_bf16: N 1 or K 268435456 is too large for a grid");
+}
+
 #ifdef __CUDACC__
 TEST_CASE("matmul_bf16: what cuBLAS makes beside a product is near the exact engine's, and repeats itself",
           "[cublas]") {

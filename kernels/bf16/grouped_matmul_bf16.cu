@@ -24,15 +24,6 @@ namespace gated {
 
 // ---- reference: a loop over experts
 
-// multiply(expert, its first row, its rows) for each that has any.
-template <class Multiply>
-static void for_every_expert(const int* row_start, size_t E, Multiply multiply) {
-  for (size_t e = 0; e < E; e++) {
-    const size_t row = size_t(row_start[e]), rows = size_t(row_start[e + 1]) - row;
-    if (rows > 0) multiply(e, row, rows);
-  }
-}
-
 void grouped_matmul_bf16_ref(bf16* C, const bf16* A, const bf16* B, const int* row_start, const GroupedShape& s,
                              Layout layout, Accumulate accumulate, MmaArithmetic arithmetic, const float* bias) {
   for_every_expert(row_start, s.E, [&](size_t e, size_t row, size_t rows) {

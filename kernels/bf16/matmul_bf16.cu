@@ -171,8 +171,8 @@ static size_t slices_side_by_side(size_t M, size_t N, size_t K, Layout layout) {
 template <Layout layout, bool aligned, class Out>
 static void launch_mma(const MmaJob<Out>& job, size_t slices, Context& ctx) {
   const size_t columns = ceil_div(job.N, mma_tile_rows);
-  require(columns <= 65535 && job.depth <= mma_most_k, "matmul_bf16: N %zu or K %zu is too large for a grid", job.N,
-          job.depth);
+  require(columns <= 65535 && slices <= 65535 && job.depth <= mma_most_k,
+          "matmul_bf16: N %zu or K %zu is too large for a grid", job.N, job.depth);
   const dim3 grid(grid_of(ceil_div(job.M, mma_tile_rows)).x, unsigned(columns), unsigned(slices));
   launch(matmul_bf16_kernel<layout, aligned, Out>, grid, mma_threads, mma_shared, ctx, job);
 }
@@ -180,14 +180,9 @@ static void launch_mma(const MmaJob<Out>& job, size_t slices, Context& ctx) {
 template <class Out>
 static void launch_mma(const MmaJob<Out>& job, Layout layout, size_t slices, Context& ctx) {
   const bool aligned = mma_aligned(job.A, job.B, job.more);
-  const auto launch_layout = [&]<Layout l>() {
-    return aligned ? launch_mma<l, true>(job, slices, ctx) : launch_mma<l, false>(job, slices, ctx);
-  };
-  switch (layout) {
-    case Layout::nt: return launch_layout.template operator()<Layout::nt>();
-    case Layout::nn: return launch_layout.template operator()<Layout::nn>();
-    case Layout::tn: return launch_layout.template operator()<Layout::tn>();
-  }
+  by_layout(layout, [&]<Layout l>() {
+    aligned ? launch_mma<l, true>(job, slices, ctx) : launch_mma<l, false>(job, slices, ctx);
+  });
 }
 
 void activate(const Activated& to, bf16* C, size_t n, Context& ctx) {
@@ -349,7 +344,7 @@ void matmul_stored(StoredMatrix<void> C, StoredMatrix<const void> A, StoredMatri
 size_t matmul_stored_scratch(size_t M, size_t N, size_t K, Layout layout, Accumulate accumulate, Storage storage,
                              Device device) {
   if (storage == Storage::bf16) return matmul_bf16_scratch(M, N, K, layout, device);
-  return device == Device::cpu ? 0 : matmul_scratch(M, N, K, accumulate);
+  return device == Device::cpu ? 0 : matmul_scratch_up_to(M, N, K, accumulate);
 }
 
 void linear_gradients_bf16(float* dW, float* db, const bf16* dy, const bf16* x, size_t N, size_t out, size_t in,

@@ -293,8 +293,7 @@ __device__ __forceinline__ void multiply_tile(const MmaBlock<Out>& block, bf16* 
   using StripA = MmaStrip<layout != Layout::tn, aligned>;
   using StripB = MmaStrip<layout == Layout::nt, aligned>;
   const int warp = threadIdx.x / 32, lane = threadIdx.x % 32, row = warp / 4 * 64, column = warp % 4 * 32;
-  const auto strips_of = [](size_t depth) { return int((depth + mma_strip_k - 1) / mma_strip_k); };
-  const int strips = strips_of(block.depth);
+  const int strips = int(ceil_div(block.depth, mma_strip_k));
 
   // Of several products a thread needs other addresses from some strip on. They stand in shared memory: registers are
   // for sums. `joined` is the number of the factors that come next, `left` the k of the present ones that no strip has.

@@ -6,11 +6,9 @@
 //
 // The same result from run to run, because nothing is left to chance:
 //   - the library's heuristic chooses an algorithm for a shape (types, sizes, leading dimensions, alignments, epilogue)
-//   once,
-//     and the choice is kept. It depends on the shape, the GPU and the library's version, not on a measurement
+//     once, and the choice is kept. It depends on the shape, the GPU and the library's version, not on a measurement
 //   - sums that are split along k are added in a fixed order: in the workspace, by a step of their own (reduction
-//   scheme
-//     "compute type"). The schemes that add in C as blocks finish are not allowed
+//     scheme "compute type"). The schemes that add in C as blocks finish are not allowed
 //   - one stream and one workspace, which is allocated when the context is told to use cuBLAS
 //
 // cuBLAS is column-major: what is a row-major (M,N) matrix here is a column-major (N,M) one there, the transpose. So

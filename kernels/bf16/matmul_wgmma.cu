@@ -94,8 +94,8 @@ namespace gated {
 static_assert(wgmma_tile_rows == 2 * wgmma_rows);
 constexpr int wgmma_stages = 4;
 constexpr int wgmma_consumers = 2 * wgmma_threads, wgmma_block = wgmma_consumers + wgmma_threads;  // threads
-constexpr int wgmma_band = 16 / wgmma_ranks;                                                       // their tiles
-constexpr int wgmma_producer_registers = 24, wgmma_consumer_registers = 240;                       // of a thread
+constexpr int wgmma_band = 16 / wgmma_ranks;                                  // rows of clusters in a band
+constexpr int wgmma_producer_registers = 24, wgmma_consumer_registers = 240;  // of a thread
 // Of the end, a warp: 16 rows of 32 columns. They lie 40 floats apart: as mma_end_pitch.
 constexpr int wgmma_end_rows = 16, wgmma_end_columns = 32, wgmma_end_pitch = wgmma_end_columns + 8;
 constexpr size_t wgmma_end_floats = size_t{wgmma_end_rows} * wgmma_end_pitch;
@@ -143,7 +143,7 @@ struct WgmmaStrip {
 
 // The tiles of all slices that go side by side, in the order in which clusters take them, one for each block.
 struct WgmmaTiles {
-  unsigned rows, columns, slices;  // how many of a cluster one above the other, and side by side
+  unsigned rows, columns, slices;  // rows of clusters; tiles side by side; slices
   size_t M;
   WgmmaGroups groups;
 
@@ -426,15 +426,9 @@ bool matmul_wgmma(Matrix<Out> C, std::span<const MmaFactors> factors, size_t M, 
                     wgmma_shared(width), ctx, maps, product, tiles);
     return true;
   };
-  const auto run_layout = [&]<Layout l>() {
+  return by_layout(layout, [&]<Layout l>() {
     return columns == 192 ? run.template operator()<l, 192>() : run.template operator()<l, 256>();
-  };
-  switch (layout) {
-    case Layout::nt: return run_layout.template operator()<Layout::nt>();
-    case Layout::nn: return run_layout.template operator()<Layout::nn>();
-    case Layout::tn: return run_layout.template operator()<Layout::tn>();
-  }
-  return false;
+  });
 }
 template bool matmul_wgmma(Matrix<float>, std::span<const MmaFactors>, size_t, size_t, Layout, Accumulate, float*,
                            const float*, const Activated&, Context&, int, size_t, const WgmmaGroups&);

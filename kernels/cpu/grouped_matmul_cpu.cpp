@@ -72,24 +72,22 @@ void multiply(const std::vector<Product>& products, size_t ldc, bool accumulate,
 void grouped_matmul_cpu(float* C, const float* A, const float* B, const int* row_start, const GroupedShape& s,
                         Layout layout, Accumulate accumulate, const float* bias) {
   std::vector<Product> products;
-  for (size_t e = 0; e < s.E; e++) {
-    const size_t row = size_t(row_start[e]), rows = size_t(row_start[e + 1]) - row;
-    if (rows == 0 || s.N == 0) continue;
+  if (s.N == 0) return;
+  for_every_expert(row_start, s.E, [&](size_t e, size_t row, size_t rows) {
     const Operand a{A + row * s.K, s.K, rows, true};
     const Operand b{B + e * s.N * s.K, layout == Layout::nt ? s.K : s.N, s.N, layout == Layout::nt};
     products.push_back({C + row * s.N, a, b, bias ? bias + e * s.N : nullptr, rows, s.N, s.K});
-  }
+  });
   multiply(products, s.N, accumulate == Accumulate::yes, s.M, s.N, s.K);
 }
 
 void grouped_matmul_tn_cpu(float* C, const float* A, const float* B, const int* row_start, const GroupedShape& s) {
   std::vector<Product> products;
-  for (size_t e = 0; e < s.E; e++) {
-    const size_t row = size_t(row_start[e]), rows = size_t(row_start[e + 1]) - row;
-    if (rows == 0 || s.N == 0 || s.K == 0) continue;
+  if (s.N == 0 || s.K == 0) return;
+  for_every_expert(row_start, s.E, [&](size_t e, size_t row, size_t rows) {
     const Operand a{A + row * s.N, s.N, s.N, false}, b{B + row * s.K, s.K, s.K, false};
     products.push_back({C + e * s.N * s.K, a, b, nullptr, s.N, s.K, rows});
-  }
+  });
   multiply(products, s.K, true, s.N, s.K, s.M);
 }
 
