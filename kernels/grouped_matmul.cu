@@ -93,7 +93,7 @@ __global__ void __launch_bounds__(BM / TM * BN / TN, 2) grouped_matmul_kernel(Gr
     block.A = {job.A, job.N}, block.B = {job.B, job.K};
     const size_t matrix = tall_group_place(job.tall, block.begin, e, job.E, matmul_slice);
     block.C = {job.C + (e * job.N + block.m0) * job.K + block.n0, job.K};
-    if (job.sums) block.sum = {job.sums + (matrix * job.N + block.m0) * pitch + block.n0, pitch};
+    block.sum = {job.sums + (matrix * job.N + block.m0) * pitch + block.n0, pitch};
   } else {
     const GroupRows rows = group_rows(job.row_start, job.E, BM, blockIdx.x);
     if (rows.begin >= rows.end) return;
@@ -102,7 +102,7 @@ __global__ void __launch_bounds__(BM / TM * BN / TN, 2) grouped_matmul_kernel(Gr
     block.bias = job.bias ? job.bias + rows.expert * job.N + block.n0 : nullptr;
     const size_t pitch = matmul_scratch_pitch(job.N);
     block.C = {job.C + block.m0 * job.N + block.n0, job.N};
-    if (job.sums) block.sum = {job.sums + block.m0 * pitch + block.n0, pitch};
+    block.sum = {job.sums + block.m0 * pitch + block.n0, pitch};
   }
   matmul_tile<layout, BM, BN, TM, TN, aligned>(block);
 }
