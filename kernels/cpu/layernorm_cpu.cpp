@@ -34,6 +34,7 @@ static void layernorm_backward_row(const LayernormGradientsOf<S>& out, const S* 
                                    const ResidualBackwardInOf<S>& in, const float* w, const float* mean,
                                    const float* all_r, size_t row, size_t C, Also also) {
   const S *x = in.x + row * C, *dy = all_dy + row * C;
+  prefetch_row(out.dx + row * C, C);
   const float m = mean[row], r = all_r[row];
   auto g = [=](size_t c) { return dy[c] * w[c]; };
   auto xh = [=](size_t c) { return (x[c] - m) * r; };

@@ -41,6 +41,7 @@ template <class S, class Pre, class Also>
 void rmsnorm_backward_row(const RmsnormGradientsOf<S>& out, const S* all_dy, const ResidualBackwardInOf<S>& in, Pre pre,
                           const RmsnormWeights& weights, const float* all_r, size_t row, size_t C, Also also) {
   const S *x = in.x + row * C, *dy = all_dy + row * C;
+  prefetch_row(out.dx + row * C, C);
   const float *w = weights.w, offset = weights.offset, r = all_r[row];
   auto g = [=](size_t c) { return dy[c] * rmsnorm_weight(w[c], offset); };
   auto xh = [=](size_t c) { return pre[c] * x[c] * r; };
