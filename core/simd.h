@@ -136,4 +136,11 @@ template <int s = lanes / 2>
   if constexpr (s > 1) transpose<s / 2>(row);
 }
 
+// Asks for a row (n) that will be written: it comes from memory while something else is computed.
+template <class S>
+void prefetch_row(const S* row, size_t n) {
+  constexpr size_t cache_line = 64 / sizeof(S);
+  for (size_t i = 0; i < n; i += cache_line) __builtin_prefetch(row + i, 1, 2);
+}
+
 }  // namespace gated

@@ -268,8 +268,7 @@ static void copy_rows(float* to, size_t width, const float* x, size_t stride, si
 
 // Asks for the rows that unpack will write: they lie a token apart, where no hardware prefetcher looks.
 static void prefetch_rows(const float* x, size_t stride, size_t count, size_t D) {
-  for (size_t l = 0; l < count; l++)
-    for (size_t d = 0; d < D; d += 16) __builtin_prefetch(x + l * stride + d, 1, 2);
+  for (size_t l = 0; l < count; l++) prefetch_row(x + l * stride, D);
 }
 
 // x[lane][d] = acc[d][lane] * factor[lane]

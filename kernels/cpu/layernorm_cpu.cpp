@@ -4,6 +4,7 @@
 // chains of its sums fill vector registers (row_reduce_cpu in core/reduce.cuh). Every element goes through the
 // operations of the reference and every sum is in its canonical order, so no bit changes. dw and db are made beside dx
 // (sums_along_rows.h); where there are too few rows for that, column_reduce_add makes them. tests/test_layernorm.cpp
+#include "core/simd.h"
 #include "kernels/cpu/sums_along_rows.h"
 #include "kernels/layernorm.h"
 #include "kernels/residual.cuh"

@@ -8,6 +8,7 @@
 //   - dw and dpre are made beside dx (sums_along_rows.h). Where there are too few rows for that, column_reduce_add
 //     makes them.
 // tests/test_rmsnorm.cpp
+#include "core/simd.h"
 #include "kernels/cpu/sums_along_rows.h"
 #include "kernels/residual.cuh"
 #include "kernels/rmsnorm.cuh"

@@ -9,13 +9,6 @@
 
 namespace gated {
 
-// Asks for a row that is written once a sum of its row is made: it comes from memory together with what the sum reads.
-template <class S>
-void prefetch_row(S* row, size_t cols) {
-  constexpr size_t cache_line = 64 / sizeof(S);
-  for (size_t c = 0; c < cols; c += cache_line) __builtin_prefetch(row + c, 1, 2);
-}
-
 // out[k][c] += sum k of column c: along(row, chains) does a row, and puts what it has into the chains (sums,cols) of
 // its slice. False, and nothing is done, where there are too few slices to share out.
 template <size_t sums, class Along>
