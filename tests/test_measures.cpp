@@ -127,7 +127,9 @@ TEST_CASE("measures: a residual-sink dimension is above 10 medians on more than 
     h[n * C + 6] = 10;
     other[n * C + 8] = 12;
   }
-  REQUIRE(measures_of({h, other}).residual.sink_dimensions == std::vector<size_t>{4, 8, 2});
+  const Measures both = measures_of({h, other});
+  REQUIRE(both.residual.sink_dimensions == std::vector<size_t>{4, 8, 2});
+  REQUIRE(contains(measures_text(both, 80), "residual-sink dimensions: 3 (4, 8, 2)\n"));
   REQUIRE(measures_of({h}).residual.sink_dimensions == std::vector<size_t>{4, 2});
   REQUIRE(measures_of({std::vector<float>(B * T * C, 1)}).residual.sink_dimensions.empty());
 }
