@@ -8,6 +8,7 @@
 //   function         largest error, all floats   limits
 //   exact_exp        0.892 ulp                   denormal below -87.3, 0 below -103.97, inf above 88.72
 //   exp_to_40        exact_exp, for x <= 40 alone
+//   short_exp2       2^-18.4 of 2^x           0 below -126.5; for x < 127 alone
 //   exact_log        0.952 ulp                   log(+-0) = -inf, NaN below 0
 //   exact_sigmoid    1.981 ulp                   towards -inf like exp: denormal, then 0
 //   exact_tanh       1.363 ulp                   +-1 beyond 9.02; tanh(-0) = -0
@@ -192,6 +193,17 @@ HD float exact_exp(float x) {
 HD float exp_to_40(float x) {
   const detail::Exp e = detail::exp_parts(x < -104.0f ? -104.0f : x);
   return e.mantissa * detail::power_of_two(e.exponent + 64) * 0x1p-64f;
+}
+
+// 2^x for x < 127 and NaN, for weights that are rounded to bf16: its half unit is 2^-9. x = n + f, |f| <= 1/2; the
+// addition of exp_parts rounds, and 127 more makes its low bits an exponent's. 2^f = 1 + f P(f).
+HD float short_exp2(float x) {
+  constexpr float shift = 0x1.8p+23f + 127.0f;
+  const float above = x < -127.0f ? -127.0f : x;
+  const float t = above + shift;
+  const float f = above - (t - shift);
+  return horner(f, 1.0f, 0x1.62e12cp-1f, 0x1.ec037ap-3f, 0x1.c9fc74p-5f, 0x1.3a02b8p-7f) *
+         bits_float(float_bits(t) << 23);
 }
 
 // x = 2^k (1+f): log x = k ln2 + f + f^2 P(f).

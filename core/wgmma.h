@@ -42,6 +42,12 @@ constexpr uint64_t wgmma_descriptor(uint32_t address, uint32_t leading, uint32_t
          uint64_t{1} << 62;
 }
 
+// The operand that begins so many bytes further on, a multiple of 16. Shared memory is smaller than the field, so
+// nothing is carried out of it: the other half of the descriptor stays, which the compiler cannot know.
+constexpr uint64_t wgmma_further(uint64_t descriptor, uint32_t bytes) {
+  return (descriptor & ~uint64_t{0xffffffff}) | (uint32_t(descriptor) + (bytes >> 4));
+}
+
 constexpr uint32_t wgmma_swizzled(uint32_t address) {
   return address ^ (address >> 7 & 7) << 4;
 }

@@ -174,9 +174,10 @@ TEST_CASE("attention_bf16: it gates its output as a gate after it does", "[atten
 }
 
 TEST_CASE("attention_bf16: no bit depends on what a query does not see", "[attention_bf16][bitwise]") {
+  // (Of such scores weights mean nothing: the spoiled rows may be NaN.)
   for (size_t window : {0, 9})
     hidden_tokens<Attended>(Inputs(windowed({1, 80, 1, 1, 16}, window), plain, Kind::sink), 70, -1e30f, 1e30f,
-                            Nan::refused);
+                            Nan::expected);
 }
 
 TEST_CASE("attention_bf16: infinities and NaN come out as NaN", "[attention_bf16][bitwise]") {

@@ -25,7 +25,7 @@ struct Golden {
 const Golden golden[] = {{"", "", "104e50215c21fe39", "1593980e39926771"},
                          {"--mixer=hybrid ", "", "e5f7658b7aaead30", "b4dc078274aa83c8"},
                          {"--experts=8 --shared-experts=1 ", "", "2f00aa6ed1f7cc85", "c6c3b071b37be749"},
-                         {"", "--precision=bf16 ", "f2243b53aa1f4c3d", "00f63a7714092c54"},
+                         {"", "--precision=bf16 ", "c63abe83a0e2878f", "0d3ce08311609113"},
                          {"", "--batch=4 --micro-batches=4 ", "5aee2639413e782f", "d70044ab0bd3c4b7"}};
 
 const std::string fewer_tokens = " --batch=1 --context=80";
@@ -100,7 +100,7 @@ TEST_CASE("golden: small runs in bf16 end in the same weights, linear attention 
       "--context=70 "
       "--batch=2 --steps=6 --warmup=3 --mixer=hybrid --linear-key-heads=1 --linear-value-heads=2 --linear-key-dim=16 "
       "--linear-value-dim=32 --experts=4 --expert-hidden=32 --shared-experts=1 --norm=gated --attn=g1 --mma=";
-  for (const auto& [mma, fingerprint] : {std::pair{"hopper", "b0eb3356be92c398"}, {"ampere", "22a761ef6c21aaf7"}}) {
+  for (const auto& [mma, fingerprint] : {std::pair{"hopper", "88bcd36a35e2fb93"}, {"ampere", "aec455501e18c860"}}) {
     INFO(mma);
     REQUIRE(fingerprint_of_run(filled_in(config_of_flags(flags + mma))) == fingerprint);
   }

@@ -151,6 +151,20 @@ TEST_CASE("math: the same at every float", "[.exhaustive]") {
   check_functions(every_float);
 }
 
+TEST_CASE("math: short_exp2 is near 2^x from -126 to 127, and 0 below", "[math]") {
+  Worst worst;
+  const auto see = [&](float x) {
+    if (x >= -126 && x < 127) worst.see(std::fabs(short_exp2(x) / std::exp2(double(x)) - 1), x);
+  };
+  for (float x : inputs()) see(x);
+  for (float x = -126; x < 127; x += 0x1p-13f) see(x);
+  INFO("2^" << std::log2(worst.error) << " at " << worst.at);
+  CHECK(worst.error <= 0x1p-18);
+  for (float n = -126; n < 127; n++) CHECK(short_exp2(n) == std::exp2(n));
+  for (float x : {-126.6f, -127.0f, -1e4f, -FLT_MAX, -INFINITY}) CHECK(same_bits(short_exp2(x), 0.0f));
+  CHECK((short_exp2(0) == 1 && short_exp2(-0.0f) == 1 && std::isnan(short_exp2(NAN))));
+}
+
 TEST_CASE("math: a GPU's 2/x is rounded as a division, of every mantissa", "[math]") {
   size_t wrong = 0;
   for (uint32_t exponent = 1; exponent <= 32; exponent++)

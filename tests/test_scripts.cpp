@@ -208,7 +208,7 @@ case $* in *--graph*) [ -e text.txt ] || echo $* >>graphs;; esac
 case $* in *=20\ *--attn=g1\ --sample-tokens=0) weights=104e50215c21fe39;;
   *=20\ *=0\ --mixer=hybrid) weights=e5f7658b7aaead30;;
   *=20\ *=0\ --experts=8\ --shared-experts=1) weights=2f00aa6ed1f7cc85;;
-  *=20\ *=0\ --precision=bf16\ --mma=hopper) weights=f2243b53aa1f4c3d;; esac
+  *=20\ *=0\ --precision=bf16\ --mma=hopper) weights=c63abe83a0e2878f;; esac
 case $* in *--out=run*) mkdir -p run; touch run/step_00000006.safetensors;; esac
 case $PTX_MEMORY$* in *--mma=hopper\ --device=cuda) why="--mma=hopper: ampere";;
   *--mma=ampere\ --device=cuda) why="--mma=ampere: hopper";;

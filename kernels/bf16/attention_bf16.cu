@@ -16,30 +16,33 @@
 //   After the last block o / l is the output and m + log l is lse.
 //   Each product with alpha rounds, so which keys make a block is a part of the result: it is fixed below, for every
 //   device.
+//   Every e^x is 2^(x log2 e), and scores are made in base two at once: a multiplication a score that is there anyway.
+//   2^x then needs not much more than a weight's 8 bits. The exact e^x took two thirds of the forward's instructions.
 //
 // 2. What is computed, to the last bit. A chain is c = step(c, x, y) over 16 products at a time, in ascending order.
 //   Queries and keys stand in tiles of 64 x 64, both from multiples of 64 on. A tile takes part if some pair of it is
 //   visible, and then as a whole: a pair of it that is not visible is masked. After the last token a tile holds zeros,
 //   whose pairs are masked.
 //     c_ij    = chain over d of q_id k_jd, from +0                    of a visible pair; -inf of a masked one
+//     a       = scale * log2 e                                        exp2: short_exp2, to 2^-18 (core/math.cuh)
 //   For query i, tile by tile in ascending order of keys, from m = -inf, l = 0 and o = 0:
-//     m'      = max of m and scale * (the largest c_ij of the tile);  b = m', or 0 where m' is -inf
-//     alpha   = exp(m - b)
-//     p_ij    = exp(fused(c_ij, scale, -b))                           so a masked pair has the weight +0
+//     m'      = max of m and a * (the largest c_ij of the tile);      b = m', or 0 where m' is -inf
+//     alpha   = exp2(m - b)
+//     p_ij    = exp2(fused(c_ij, a, -b))                              so a masked pair has the weight +0
 //     l       = fused(l, alpha, sum of p_ij), where key j of the tile is added to sum j mod 8, each in ascending
 //               order, and the eight as ((0 + 1) + (2 + 3)) + ((4 + 5) + (6 + 7))
 //     o_id    = chain over the tile's keys of P_ij v_jd, from o_id * alpha; P is p rounded to bf16
 //   and at the end
-//     o_id    = o_id * (1 / l), rounded to bf16                       lse_i = m + log(l)
-//   Only P is rounded, not what l adds up: l has the errors of floats, and those of P average out over keys.
-//   A sink stands before the first tile: m is its logit, l is 1 and o_id its value, or 0.
+//     o_id    = o_id * (1 / l), rounded to bf16                       lse_i = fused(m, ln 2, log(l))
+//   Only P is rounded, not what l adds up: the errors of P average out over keys.
+//   A sink stands before the first tile: m is its logit * log2 e, l is 1 and o_id its value, or 0.
 //   A gate of the output (kernels/gate.cu) is applied to the rounded o, so it may be applied here or by gate_forward.
 //   Sigmoid: p_ij = sigmoid(fused(c_ij, scale, bias)), alpha and l are 1, lse_i is 0.
 //
 //   Backward
 //     delta_i = sum over d of do_id o_id, in floats: element d is a link (fused) of chain d/8 mod 8, the eight are
 //     added as above
-//     p_ij    = exp(fused(c_ij, scale, -lse_i)), 0 of a masked pair; P_ij as above
+//     p_ij    = exp2(fused(c_ij, a, -lse_i * log2 e)), 0 of a masked pair; P_ij as above
 //     dp_ij   = chain over d of do_id v_jd, from +0
 //     ds_ij   = p_ij * (dp_ij - delta_i), 0 of a masked pair; dS is ds rounded to bf16
 //     dq_id   = scale * (chain over keys of dS_ij k_jd)
@@ -53,7 +56,8 @@
 //
 // 3. What a masked pair may change. Its products are 0, and a term that is 0 changes no bit of a step (core/mma.h). So
 //   keys and values that a query does not see change no bit of it, as long as they are finite; an infinite one or a NaN
-//   makes the queries of its tile NaN.
+//   makes the queries of its tile NaN. From scores of 2^30 on a weight means nothing: b is rounded by more than the
+//   exponents that there are.
 //
 // shapes: q, o (B,T,H,D), k, v (B,T,KVH,D) bf16; saves lse (B,H,T) float | o, lse, dq, dk, dv are written, and p_ie and
 //   ds_ie (B,H,T) of a sink
@@ -89,13 +93,13 @@ static float chain_of(float c, const bf16* x, size_t x_step, const bf16* y, size
 void attention_bf16_forward_ref(bf16* o, float* lse, const bf16* q, const bf16* k, const bf16* v,
                                 const AttentionShape& s, const Sink& sink, MmaArithmetic arithmetic) {
   using namespace attention_bf16;
-  const float scale = attention_scale<float>(s.divisor());
+  const float scale = weight_scale(s);
   std::vector<float> sum(s.D);
   for (size_t b = 0; b < s.B; b++)
     for (size_t h = 0; h < s.H; h++)
       for (size_t i = 0; i < s.T; i++) {
         const size_t kv_head = h / s.group();
-        float m = sink.logit_of(s, b, h, i), l = sink.logit ? 1 : 0;
+        float m = first_max(sink, s, b, h, i), l = sink.logit ? 1 : 0;
         for (size_t d = 0; d < s.D; d++) sum[d] = sink.value ? sink.value[h * s.D + d] : 0;
 
         for (size_t j0 = first_tile(s, i / block * block); j0 <= i; j0 += block) {
@@ -111,7 +115,7 @@ void attention_bf16_forward_ref(bf16* o, float* lse, const bf16* q, const bf16* 
             const float before = m;
             m = max_of(largest * scale, m);
             base = finite_max(m);
-            alpha = exact_exp(before - base);
+            alpha = short_exp2(before - base);
           }
 
           float added[8] = {};
@@ -129,7 +133,7 @@ void attention_bf16_forward_ref(bf16* o, float* lse, const bf16* q, const bf16* 
 
         const float inverse = s.sigmoid() ? 1 : 1 / l;
         for (size_t d = 0; d < s.D; d++) o[s.q_row(b, i, h) + d] = bf16(sum[d] * inverse);
-        lse[s.stat(b, h, i)] = s.sigmoid() ? 0 : m + exact_log(l);
+        lse[s.stat(b, h, i)] = s.sigmoid() ? 0 : lse_of(m, l);
       }
 }
 
@@ -138,6 +142,7 @@ void attention_bf16_backward_ref(bf16* dq, bf16* dk, bf16* dv, float* sink_p, fl
                                  const AttentionShape& s, const Sink& sink, MmaArithmetic arithmetic) {
   using namespace attention_bf16;
   const float scale = attention_scale<float>(s.divisor());
+  const float for_weight = for_weights(s.score, scale);
   std::vector<float> delta(s.T), dq_sum(block * s.D), dk_sum(s.T * s.D), dv_sum(s.T * s.D);
   for (size_t b = 0; b < s.B; b++)
     for (size_t kv_head = 0; kv_head < s.KVH; kv_head++) {
@@ -172,7 +177,7 @@ void attention_bf16_backward_ref(bf16* dq, bf16* dk, bf16* dv, float* sink_p, fl
                 const bf16 *const key = keys + n * s.kv_step(), *const value = values + n * s.kv_step();
                 const float c = chain_of(0, queries + m * s.q_step(), 1, key, 1, s.D, s.D, arithmetic);
                 const float dp = chain_of(0, douts + m * s.q_step(), 1, value, 1, s.D, s.D, arithmetic);
-                const float p = weight_of(s.score, c, scale, s.base_of(lse, b, h, i));
+                const float p = weight_of(s.score, c, for_weight, weight_base(s, lse, b, h, i));
                 P[m][n] = bf16(p);
                 dS[m][n] = bf16(gradient_of(s.score, p, dp, delta[i]));
               }
@@ -241,7 +246,7 @@ __global__ void __launch_bounds__(attention_bf16::threads, attention_bf16::block
   float m[2], l[2];
   MmaC sum[columns / 8];
   for (int r = 0; r < 2; r++) {
-    m[r] = sink.logit_of(s, b, h, i0 + row_of_lane(r));
+    m[r] = first_max(sink, s, b, h, i0 + row_of_lane(r));
     l[r] = sink.logit ? 1.0f : 0.0f;
   }
 #pragma unroll
@@ -312,7 +317,7 @@ void attention_bf16_forward(bf16* o, float* lse, const bf16* q, const bf16* k, c
   const dim3 grid(grid_of(s.B * s.H).x, grid_tiles("attention_bf16_forward", s.T, block));
   by_room(s.D, [&]<int columns, bool whole>() {
     launch(attention_bf16_forward_kernel<columns, whole>, grid, threads, 3 * block * columns * sizeof(bf16), ctx, o,
-           lse, q, k, v, s, sink, attention_scale<float>(s.divisor()), gate);
+           lse, q, k, v, s, sink, weight_scale(s), gate);
   });
 }
 

@@ -22,10 +22,30 @@ HD float finite_max(float m) {
   return m == -INFINITY ? 0.0f : m;
 }
 
+// For a softmax in base two: log2 e times a score, or what is taken from it.
+HD float for_weights(AttentionScore score, float x) {
+  return score == AttentionScore::softmax ? x * 0x1.715476p+0f : x;
+}
+// What the sum over d is multiplied by for a weight.
+inline float weight_scale(const AttentionShape& s) {
+  return for_weights(s.score, attention_scale<float>(s.divisor()));
+}
+// m before the first key, and lse after the last.
+HD float first_max(const Sink& sink, const AttentionShape& s, size_t b, size_t h, size_t t) {
+  return for_weights(s.score, sink.logit_of(s, b, h, t));
+}
+HD float lse_of(float m, float l) {
+  return fused(m, 0x1.62e43p-1f, exact_log(l));
+}
+// What the backward takes from the scores of a query.
+HD float weight_base(const AttentionShape& s, const float* lse, size_t b, size_t h, size_t t) {
+  return for_weights(s.score, s.base_of(lse, b, h, t));
+}
+
 // Of the sum over d of a score. -inf gives +0.
 HD float weight_of(AttentionScore score, float sum, float scale, float base) {
   const float x = fused(sum, scale, -base);
-  return score == AttentionScore::softmax ? exp_to_40(x) : exact_sigmoid(x);
+  return score == AttentionScore::softmax ? short_exp2(x) : exact_sigmoid(x);
 }
 // dp becomes ds.
 HD float gradient_of(AttentionScore score, float p, float dp, float delta) {

@@ -141,7 +141,7 @@ __global__ void __launch_bounds__(attention_bf16::threads, attention_bf16::block
   float base[2], delta_i[2];
   MmaC sum[columns / 8];
   for (int r = 0; r < 2; r++) {
-    base[r] = s.base_of(lse, b, h, i0 + row_of_lane(r));
+    base[r] = weight_base(s, lse, b, h, i0 + row_of_lane(r));
     delta_i[r] = s.of_query(delta, b, h, i0 + row_of_lane(r));
   }
   float sink_weight[2] = {};
@@ -161,7 +161,7 @@ __global__ void __launch_bounds__(attention_bf16::threads, attention_bf16::block
     MmaC score[strip / 8] = {}, ds[strip / 8] = {};
     Rows64::template product<strip>(score, Rows64::own(memory.own_a), memory.strip_a(n), s.D);
     Rows64::template product<strip>(ds, Rows64::own(memory.own_b), memory.strip_b(n), s.D);
-    weights_of(score, s.score, scale, [&](int, int e) { return base[e / 2]; });
+    weights_of(score, s.score, for_weights(s.score, scale), [&](int, int e) { return base[e / 2]; });
     const Mask seen(s, i0, block, j0, strip);
 #pragma unroll
     for (int c = 0; c < strip / 8; c++)
@@ -215,13 +215,13 @@ __global__ void __launch_bounds__(attention_bf16::threads, attention_bf16::block
     for (int c = 0; c < strip / 8; c++)
 #pragma unroll
       for (int odd = 0; odd < 2; odd++) {
-        base[c][odd] = s.base_of(lse, b, h, i0 + column_of_lane(c, odd));
+        base[c][odd] = weight_base(s, lse, b, h, i0 + column_of_lane(c, odd));
         delta_i[c][odd] = s.of_query(delta, b, h, i0 + column_of_lane(c, odd));
       }
     MmaC p[strip / 8] = {}, ds[strip / 8] = {};
     Rows64::template product<strip>(p, Rows64::own(memory.own_a), memory.strip_a(n), s.D);
     Rows64::template product<strip>(ds, Rows64::own(memory.own_b), memory.strip_b(n), s.D);
-    weights_of(p, s.score, scale, [&](int c, int e) { return base[c][e % 2]; });
+    weights_of(p, s.score, for_weights(s.score, scale), [&](int c, int e) { return base[c][e % 2]; });
     const Mask seen(s, i0, strip, j0, block);
 #pragma unroll
     for (int c = 0; c < strip / 8; c++)

@@ -113,7 +113,7 @@ __device__ inline void online_softmax(MmaC (&score)[block / 8], float (&m)[2], f
       const float before = m[r];
       m[r] = max_of(largest * scale, before);
       base[r] = finite_max(m[r]);
-      alpha[r] = exp_to_40(before - base[r]);
+      alpha[r] = short_exp2(before - base[r]);
     }
   weights_of(score, kind, scale, [&](int, int e) { return base[e / 2]; });
   // Columns of a lane are 2t and 2t + 1 mod 8: two of the eight sums.
@@ -250,7 +250,7 @@ __device__ inline void end_forward(bf16* o, float* lse, MmaC (&sum)[sums], const
     for (int n = 0; n < sums; n++)
 #pragma unroll
       for (int e = 2 * r; e < 2 * r + 2; e++) sum[n].x[e] = sum[n].x[e] * inverse;
-    if (i < s.T && threadIdx.x % 4 == 0) lse[s.stat(b, h, i)] = s.sigmoid() ? 0.0f : m[r] + exact_log(l[r]);
+    if (i < s.T && threadIdx.x % 4 == 0) lse[s.stat(b, h, i)] = s.sigmoid() ? 0.0f : lse_of(m[r], l[r]);
   }
   Tile::store(o + s.q_row(b, 0, h), s.q_step(), s.T, i0, 0, s.D, sum, tile);
   if (gate.y)

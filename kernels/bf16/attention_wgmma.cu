@@ -69,13 +69,14 @@ struct Tile {
 #pragma unroll
     for (int d = 0; d < D; d += wgmma_line) tma_copy(to + d / wgmma_line * box_bytes, map, int(d0) + d, int(row), full);
   }
-  // Rows are rows, from d on: k of a product of scores.
+  // Descriptors. Rows are rows, from d on: k of a product of scores.
   __device__ static uint64_t rows(uint32_t tile, int d) {
-    return wgmma_descriptor(tile + d / wgmma_line * box_bytes + d % wgmma_line * sizeof(bf16), 0, wgmma_group_bytes);
+    return wgmma_further(wgmma_descriptor(tile, 0, wgmma_group_bytes),
+                         d / wgmma_line * box_bytes + d % wgmma_line * uint32_t(sizeof(bf16)));
   }
   // Rows are k, from `row` on, and columns are d.
   __device__ static uint64_t columns(uint32_t tile, int row) {
-    return wgmma_descriptor(tile + row * wgmma_line_bytes, box_bytes, wgmma_group_bytes);
+    return wgmma_further(wgmma_descriptor(tile, box_bytes, wgmma_group_bytes), row * wgmma_line_bytes);
   }
 };
 
@@ -246,6 +247,12 @@ __device__ inline int own_row(int half) {
   return row_of_lane(half) % int(block);
 }
 
+// An address that all lanes have, said so that the compiler sees it: descriptors are then made in a warp's own
+// registers, where wgmma takes them from.
+__device__ inline uint32_t of_warp(uint32_t x) {
+  return __shfl_sync(0xffffffffu, x, 0);
+}
+
 // What a thread of a consumer knows: its 64 rows in shared memory, the first of them, and where they are stored from.
 struct Consumer {
   uint32_t own;
@@ -268,7 +275,7 @@ __device__ __forceinline__ void for_each_item(unsigned char* shared, const Maps&
   take_registers<consumer_registers>();
   constexpr unsigned stages = P::stages;
   const unsigned heads = rows_are_keys ? unsigned(s.group()) : 1;
-  const uint32_t own = shared_address(memory.own) + P::set() * owns * P::Own::bytes;
+  const uint32_t own = of_warp(shared_address(memory.own) + P::set() * owns * P::Own::bytes);
   const bool arrives = threadIdx.x % 32 == 0;  // for its warp
   unsigned n = 0, taken = 0;
   for (unsigned i = blockIdx.x; i < items; i += gridDim.x, taken++) {
@@ -280,7 +287,7 @@ __device__ __forceinline__ void for_each_item(unsigned char* shared, const Maps&
 #pragma unroll 1
         for (unsigned row = item.begin; row < item.end; row += P::tile_rows, n++) {
           memory.full[n % stages].wait(n / stages % 2);
-          if (row >= item.first && row < item.last) g(head, row, shared_address(memory.ring) + n % stages * P::pair);
+          if (row >= item.first && row < item.last) g(head, row, of_warp(shared_address(memory.ring) + n % stages * P::pair));
           if (arrives) memory.empty[n % stages].arrive();
         }
       if (arrives) (P::wide ? memory.own_done : memory.own_empty)->arrive();
@@ -309,7 +316,7 @@ __global__ void __launch_bounds__(attention_wgmma::threads, 1)
     float m[2], l[2];
     for (int r = 0; r < 2; r++) {
       const size_t query = item.row0 + size_t(row_of_lane(r));
-      m[r] = query < s.T ? sink.logit_of(s, item.b, item.head, query) : 0.0f;
+      m[r] = query < s.T ? first_max(sink, s, item.b, item.head, query) : 0.0f;
       l[r] = sink.logit ? 1.0f : 0.0f;
     }
     WgmmaSums<D> sum;
@@ -329,8 +336,10 @@ __global__ void __launch_bounds__(attention_wgmma::threads, 1)
           if (!seen(own_row(j / 2 % 2), column_of_lane(j / 4, j))) score[j / 4].x[j % 4] = -INFINITY;
       float alpha[2];
       online_softmax(score, m, l, alpha, s.score, s.bias, scale);
+      // Once the largest scores have come, no sum of a warp changes.
+      if (__ballot_sync(0xffffffffu, alpha[0] != 1.0f || alpha[1] != 1.0f))
 #pragma unroll
-      for (int j = 0; j < sum.count; j++) sum.x[j] = sum.x[j] * alpha[j / 2 % 2];
+        for (int j = 0; j < sum.count; j++) sum.x[j] = sum.x[j] * alpha[j / 2 % 2];
       const Factors<int(block)> factors([&](int j) { return score[j / 4].x[j % 4]; });
       accumulate<D>(sum, factors, pair + Tile<D>::bytes);
       wait_for_all(sum);
@@ -354,7 +363,7 @@ __global__ void __launch_bounds__(attention_wgmma::threads, 1)
     float base[2], delta_i[2], sink_weight[2] = {};
     for (int r = 0; r < 2; r++) {
       const size_t query = item.row0 + size_t(row_of_lane(r));
-      base[r] = s.base_of(lse, item.b, item.head, query);
+      base[r] = weight_base(s, lse, item.b, item.head, query);
       delta_i[r] = s.of_query(delta, item.b, item.head, query);
       if (sink.key) sink_weight[r] = s.of_query(sink_ds, item.b, item.head, query);
     }
@@ -374,7 +383,7 @@ __global__ void __launch_bounds__(attention_wgmma::threads, 1)
 #pragma unroll
         for (int j = 0; j < score.count; j++) {
           const int r = j / 2 % 2;
-          const float p = weight_of(kind, score.x[j], scale, base[r]);
+          const float p = weight_of(kind, score.x[j], for_weights(kind, scale), base[r]);
           ds.x[j] = gradient_of(kind, p, ds.x[j], delta_i[r]);
         }
       });
@@ -413,6 +422,7 @@ __global__ void __launch_bounds__(attention_wgmma::threads, 1)
         const size_t queries = s.stat(item.b, item.head * s.group() + head, i0) + 2 * size_t(lane);
         const float2 two_bases = s.sigmoid() ? float2{-s.bias, -s.bias} : load_two(lse + queries),
                      two_deltas = load_two(delta + queries);
+        const float base_x = for_weights(s.score, two_bases.x), base_y = for_weights(s.score, two_bases.y);
         WgmmaSums<int(block)> p, ds;
         multiply<D>(p, me.own, pair);
         if constexpr (makes_dk) {
@@ -425,11 +435,11 @@ __global__ void __launch_bounds__(attention_wgmma::threads, 1)
 #pragma unroll
           for (int c = 0; c < int(block) / 8; c++) {
             const int from = 4 * c + lane % 4;
-            const float base[2] = {of_lane(two_bases.x, from), of_lane(two_bases.y, from)},
+            const float base[2] = {of_lane(base_x, from), of_lane(base_y, from)},
                         delta_i[2] = {of_lane(two_deltas.x, from), of_lane(two_deltas.y, from)};
 #pragma unroll
             for (int j = 4 * c; j < 4 * c + 4; j++) {
-              p.x[j] = weight_of(kind, p.x[j], scale, base[j % 2]);
+              p.x[j] = weight_of(kind, p.x[j], for_weights(kind, scale), base[j % 2]);
               if constexpr (makes_dk) ds.x[j] = gradient_of(kind, p.x[j], ds.x[j], delta_i[j % 2]);
             }
           }
@@ -506,7 +516,7 @@ bool attention_wgmma_forward(bf16* o, float* lse, const bf16* q, const bf16* k, 
     const TensorMap queries = tensor_map(of_q);
     launch_plan<P>(attention_wgmma_forward_kernel<D>, s, s.H, ctx,
                    Maps{queries, queries, tensor_map(of_k), tensor_map(of_v)}, o, lse, s, sink,
-                   attention_scale<float>(s.divisor()), gate);
+                   weight_scale(s), gate);
     return true;
   });
 }

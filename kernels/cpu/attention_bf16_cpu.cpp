@@ -26,7 +26,7 @@
 namespace gated {
 namespace cpu_attention_bf16 {
 
-// ---- rows of weights: plain loops, which vectorise once exp_to_40 is inlined: so gnu::flatten, and a constant score
+// ---- rows of weights: plain loops, which vectorise once short_exp2 is inlined: so gnu::flatten, and a constant score
 
 template <AttentionScore score>
 [[gnu::flatten]] static Rescale softmax_row_of(float* c, float& m, float scale, float bias, Seen seen) {
@@ -42,7 +42,7 @@ template <AttentionScore score>
     const float before = m;
     m = max_of(largest[0] * scale, before);
     base = finite_max(m);
-    alpha = exp_to_40(before - base);
+    alpha = short_exp2(before - base);
   }
   for (size_t n = 0; n < block; n++) c[n] = weight_of(score, c[n], scale, base);
   float added[8] = {};
@@ -98,7 +98,7 @@ static void forward_queries(const Forward& a, const ForwardMemory& w, size_t b, 
   make_rows(w.queries, w.wide, D);
   float m[block], l[block];
   for (size_t r = 0; r < block; r++) {
-    m[r] = a.sink.logit_of(s, b, h, i0 + r);
+    m[r] = first_max(a.sink, s, b, h, i0 + r);
     l[r] = a.sink.logit ? 1.0f : 0.0f;
     for (size_t d = 0; d < D; d++) w.sum[r * D + d] = a.sink.value ? a.sink.value[h * D + d] : 0.0f;
   }
@@ -109,7 +109,7 @@ static void forward_queries(const Forward& a, const ForwardMemory& w, size_t b, 
   walk_tiles(a.arithmetic, s.score, w, m, l, count, D, first_tile(s, i0), i0, a.scale, s.bias, row_of(a.k), row_of(a.v),
              [&](size_t r, size_t j0) { return Seen(s, i0 + r, j0); });
   for (size_t r = 0; r < count; r++) {
-    a.lse[s.stat(b, h, i0 + r)] = s.sigmoid() ? 0.0f : m[r] + exact_log(l[r]);
+    a.lse[s.stat(b, h, i0 + r)] = s.sigmoid() ? 0.0f : lse_of(m[r], l[r]);
     store_rows(a.o + s.q_row(b, i0 + r, h), 0, w.sum + r * D, 1, D, s.sigmoid() ? 1.0f : 1.0f / l[r]);
   }
 }
@@ -175,7 +175,7 @@ static size_t load_queries(const Gradients& a, const BackwardMemory& w, size_t b
   make_panels_of_columns(w.dout_panels, w.wide, D);
   for (size_t r = 0; r < count; r++) {
     const size_t row = s.q_row(b, i0 + r, h);
-    w.base[r] = s.base_of(a.lse, b, h, i0 + r);
+    w.base[r] = weight_base(s, a.lse, b, h, i0 + r);
     w.delta[r] = s.sigmoid() ? 0.0f : row_dot(a.dout + row, a.o + row, D);
   }
   return count;
@@ -198,8 +198,8 @@ static void weights_of_tile(const Gradients& a, const BackwardMemory& w, size_t 
   mma_product(a.arithmetic, Chains::begin, w.score, count, block, w.queries, w.keys_by_d, steps);
   mma_product(a.arithmetic, Chains::begin, w.dp, count, block, w.douts, w.values_by_d, steps);
   for (size_t r = 0; r < count; r++)
-    gradient_row(a.s.score, w.score + r * block, w.dp + r * block, a.scale, w.base[r], w.delta[r],
-                 Seen(a.s, i0 + r, j0));
+    gradient_row(a.s.score, w.score + r * block, w.dp + r * block, for_weights(a.s.score, a.scale), w.base[r],
+                 w.delta[r], Seen(a.s, i0 + r, j0));
   for (float* x : {w.score, w.dp}) std::fill(x + count * block, x + block * block, 0.0f);
 }
 
@@ -224,7 +224,7 @@ static void begin_dq(const Gradients& a, const BackwardMemory& w, size_t b, size
     float ds = 0;
     if (a.sink.logit && r < count) {
       const size_t stat = s.stat(b, h, i0 + r);
-      const float p = exact_exp(a.sink.logit_of(s, b, h, i0 + r) - w.base[r]);
+      const float p = exact_exp(a.sink.logit_of(s, b, h, i0 + r) - a.lse[stat]);
       const float dp = a.sink.value ? row_dot(a.dout + s.q_row(b, i0 + r, h), a.sink.value + h * s.D, s.D) : 0.0f;
       ds = p * (dp - w.delta[r]);
       a.sink_p[stat] = p;
@@ -304,7 +304,7 @@ void attention_bf16_forward_cpu(bf16* o, float* lse, const bf16* q, const bf16* 
                                 const AttentionShape& s, const Sink& sink, Context& ctx) {
   using namespace cpu_attention_bf16;
   unsigned char* const scratch = ctx.scratch<unsigned char>(attention_bf16_forward_cpu_scratch(s));
-  const Forward a{o, lse, q, k, v, s, sink, ctx.mma_arithmetic, attention_scale<float>(s.divisor())};
+  const Forward a{o, lse, q, k, v, s, sink, ctx.mma_arithmetic, weight_scale(s)};
   forward(a, scratch);
 }
 

@@ -70,7 +70,7 @@ __global__ void __launch_bounds__(attention_bf16::threads, 4)
   MmaC sum[quarter / 8];
   for (int r = 0; r < 2; r++) {
     const size_t h = head0 + row + 8 * r;
-    m[r] = h < past_heads ? sink.logit_of(s.queries(), b, h, 0) : -INFINITY;
+    m[r] = h < past_heads ? first_max(sink, s.queries(), b, h, 0) : -INFINITY;
     l[r] = sink.logit ? 1.0f : 0.0f;
 #pragma unroll
     for (int n = 0; n < quarter / 8; n++)
@@ -140,7 +140,7 @@ void cached_attention_bf16(bf16* o, const bf16* q, const bf16* keys, const bf16*
   const dim3 grid(grid_of(s.B * s.KVH).x, unsigned(ceil_div(s.group(), size_t{head_rows})));
   by_room(s.D, [&]<int columns, bool whole>() {
     launch(cached_attention_bf16_kernel<columns, whole>, grid, threads, cached_shared(columns), ctx, o, q, keys, values,
-           s, sink, attention_scale<float>(s.divisor()));
+           s, sink, weight_scale(s.queries()));
   });
 }
 

@@ -15,7 +15,7 @@ void cached_attention_bf16_cpu(bf16* o, const bf16* q, const bf16* keys, const b
                                const CachedAttentionShape& s, const Sink& sink, Context& ctx) {
   using namespace cpu_attention_bf16;
   unsigned char* const scratch = ctx.scratch<unsigned char>(cached_attention_bf16_cpu_scratch(s));
-  const float scale = attention_scale<float>(s.divisor());
+  const float scale = weight_scale(s.queries());
   const size_t D = s.D, parts = ceil_div(s.group(), block);
 #pragma omp parallel for schedule(dynamic) if (worth_waking(s.B * s.H * s.kept() * D))
   for (size_t n = 0; n < s.B * s.KVH * parts; n++) {
@@ -33,7 +33,7 @@ void cached_attention_bf16_cpu(bf16* o, const bf16* q, const bf16* keys, const b
     float m[block], l[block];
     std::fill_n(w.sum, block * D, 0.0f);
     for (size_t r = 0; r < heads; r++) {
-      m[r] = sink.logit_of(s.queries(), b, head0 + r, 0);
+      m[r] = first_max(sink, s.queries(), b, head0 + r, 0);
       l[r] = sink.logit ? 1.0f : 0.0f;
       if (sink.value) std::copy_n(sink.value + (head0 + r) * D, D, w.sum + r * D);
     }
