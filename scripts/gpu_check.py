@@ -48,7 +48,7 @@ usage: [STAGES='bitwise memcheck'] [MINUTES=9] [CHECK_SECONDS=200] [JOBS=8]
                  measured. Counted from BEGAN, in seconds since 1970, where make says when it began to build
   CHECK_SECONDS  a check that takes longer has failed
   JOBS           so many checks side by side; without it, one for two cores
-Exits with 0 when all checks have passed, 1 when one failed or a stage cannot be run, 2 when some are left.
+Exits with 0 when all checks have passed, 1 when one failed or cannot be run here, 2 when some are left.
 """
 import concurrent.futures
 import hashlib
@@ -325,11 +325,9 @@ class Results:
     def outcome(self, name):
         return self.checks.get(name, {}).get("outcome", "")
 
-    def not_run(self, stages):
-        return [stage for stage in stages if self.outcome(stage).startswith("not run")]
-
     def left(self, wanted):
-        return [check for check in wanted if check.name not in self.checks and not self.not_run([check.stage])]
+        not_run = self.named("not run")
+        return [check for check in wanted if check.name not in self.checks and check.stage not in not_run]
 
     def named(self, outcome):
         return [name for name, check in self.checks.items() if check["outcome"].startswith(outcome)]
@@ -360,22 +358,24 @@ def run_check(check, checks, results, start, may_take, until_the_end):
             del results.checks[name]
     elif check.stage == "pytorch":
         write_whole(checks.rows(), json.dumps(results.bench))
+    limit = min(may_take, until_the_end)
     with open(log, "w") as file:
-        code = subprocess.run(at_most(min(may_take, until_the_end)) + check.command, stdin=subprocess.DEVNULL,
-                              stdout=file, stderr=subprocess.STDOUT, env=os.environ | check.environment).returncode
+        code = subprocess.run(at_most(limit) + check.command, stdin=subprocess.DEVNULL, stdout=file,
+                              stderr=subprocess.STDOUT, env=os.environ | check.environment).returncode
     with open(log, errors="replace") as file:
         text = file.read()
-    stopped = code in (124, 137, -9)
+    stopped = code == 124 or code in (137, -9) and time.time() - start >= limit  # not by who runs out of memory
     if check.stage in SANITIZERS and "terminated before first instrumented API call" in text and PASSED.search(text):
         code = 0  # it launches nothing, which compute-sanitizer takes for a fault
-    outcome = "ok" if code == 0 else f"FAIL: longer than {may_take} s" if stopped else f"FAIL: exit {code}"
+    outcome = ("ok" if code == 0 else f"not run: {text.strip()}" if code == gpu_program.NOT_RUN else
+               f"FAIL: longer than {may_take} s" if stopped else f"FAIL: exit {code}")
     if code == 0 and "No tests ran" in text:
         outcome = "FAIL: no case ran"
     broken_off = stopped and until_the_end < may_take or code in BY_SOMEBODY
     took = int(time.time() - start)
     with results.lock:
         printed = ""
-        print(f"{'left' if broken_off else outcome[:5]:5} {check.name:60} {took:4d} s")
+        print(f"{'left' if broken_off else outcome.partition(':')[0]:5} {check.name:60} {took:4d} s")
         if outcome != "ok" and not broken_off:
             printed = "\n".join(text.splitlines()[-30:])[-4000:]
             print(f"{printed}\n      {outcome}; its log: {log}")
@@ -482,11 +482,12 @@ def main(result, train, bench, tests, of_cublas):
         except KeyboardInterrupt:
             break
 
-    failed, left, not_run = results.named("FAIL"), len(results.left(wanted)), results.not_run(stages)
+    failed, left = results.named("FAIL"), len(results.left(wanted))
+    not_run = [name for name in results.named("not run") if name.split()[0] in stages]
     if failed:
         print("gpu-check: failed: " + ", ".join(failed))
     print(f"gpu-check: {len(results.named('ok'))} passed, {len(failed)} failed, {left} left"
-          + (", not run: " + " ".join(not_run) if not_run else "") + f"; results in {result}")
+          + (", not run: " + ", ".join(not_run) if not_run else "") + f"; results in {result}")
     if left:
         print("gpu-check: the same command goes on with what is left")
         return 2

@@ -73,7 +73,10 @@ def main():
     ncu = arguments.ncu or said(os.path.join(ROOT, "scripts/find_cuda.sh"), "ncu")
     if not ncu:
         refuse("no ncu in CUDA_HOME, on the path or in /usr/local/cuda*: Nsight Compute brings it")
-    device, driver = said("nvidia-smi", "--query-gpu=name,driver_version", "--format=csv,noheader").split(", ")
+    answer = said("nvidia-smi", "--query-gpu=name,driver_version", "--format=csv,noheader")
+    device, _, driver = answer.partition("\n")[0].partition(", ")  # of the first GPU
+    if not driver:
+        refuse(f"no GPU answers here: nvidia-smi: {answer or 'says nothing'}")
     models, failed = {}, []
     for name, (flags, _) in MODELS.items():
         if arguments.only not in name:

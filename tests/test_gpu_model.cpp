@@ -110,7 +110,7 @@ print(m.launches_of(os.path.abspath("train"), "", [(1, "--steps=2", True), (-1, 
 
 TEST_CASE("gpu_profile: what Nsight Compute prints, and beside which row it goes", "[scripts]") {
   const Folder f;
-  f.program("nvidia-smi", "echo 'A GPU, 1.2'");
+  f.program("nvidia-smi", "echo 'A GPU, 1.2'; echo 'another, 1.2'");
   // Each launch: kernel, grid, bytes, nanoseconds.
   f.program("ncu", R"~(while [ "$1" != --log-file ]; do shift; done; exec >"$2"; echo '==PROF== Connected'
 echo '"ID","Kernel Name","Block Size","Grid Size","dram__bytes.sum","gpu__time_duration.sum"'
@@ -120,6 +120,7 @@ echo '"1","_Z1kv","(64, 2, 1)","(9, 1, 1)","2000000","3000"'
 echo '"2","_Z1kv","(64, 2, 1)","(9, 1, 1)","2000000","4000"'
 echo '"3","_Z1kv","(64, 1, 1)","(9, 1, 1)","2000000","5000"')~");
   f.done("PATH=$PWD:$PATH {repo}/scripts/gpu_profile.py --ncu=$PWD/ncu --only=GPT-2 profile.json /bin/true");
+  REQUIRE(f.read("profile.json").starts_with(R"({"device": "A GPU", "driver": "1.2", "models": )"));
   REQUIRE(
       contains(f.read("profile.json"),
                R"({"kernel": "k", "grid": [9, 1, 1], "threads": 128, "us": [3.0, 4.0, 7.0], "MB": [2.0, 2.0, 1.0]})"));
@@ -131,11 +132,14 @@ rows = [{"kernel": "k", "grid": [9, 1, 1], "threads": 128, "launches": n, "secon
 print([round(1e6 * t) for t in m.measured_beside(rows, profile)],
       m.measured_beside([rows[0] | {"launches": 4}], profile))
 )") == "[7, 7] [None]\n");
+  const auto refused = [&](const std::string& why) {
+    require_refused_at_once(
+        f.run("PATH=$PWD:$PATH {repo}/scripts/gpu_profile.py --ncu=$PWD/ncu --only=GPT-2 none.json /bin/true"), why);
+  };
   f.program("ncu", "echo ERR_NVGPUCTRPERM");
-  const Said none =
-      f.run("PATH=$PWD:$PATH {repo}/scripts/gpu_profile.py --ncu=$PWD/ncu --only=GPT-2 none.json /bin/true");
-  REQUIRE(none.exit_code == 1);
-  REQUIRE(contains(none.text, "no kernel was profiled: ERR_NVGPUCTRPERM"));
+  refused("no kernel was profiled: ERR_NVGPUCTRPERM");
+  f.program("nvidia-smi", "echo 'the driver is asleep'; exit 9");
+  refused("no GPU answers here: nvidia-smi: the driver is asleep");
 }
 
 TEST_CASE("gpu_model: the page has the table of the results", "[scripts]") {

@@ -565,6 +565,8 @@ TEST_CASE("scripts: gpu-check says what failed, and tries that again when all ha
 
   f.program("test_round", "sleep 5");
   REQUIRE(contains(f.check("CHECK_SECONDS=1 STAGES=bitwise").text, "FAIL: longer than 1 s"));
+  f.program("test_round", "kill -9 $$");  // as where memory is short
+  REQUIRE(contains(f.check("STAGES=bitwise").text, "FAIL: exit -9"));
   f.program("test_round", "echo 'No tests ran'");
   REQUIRE(
       contains(f.check("STAGES=bitwise").text, "FAIL: no case ran; its log: ./gpu-check.logs/bitwise_test_round.log"));
@@ -605,7 +607,7 @@ TEST_CASE("scripts: gpu-check goes on where compute-sanitizer cannot attach, and
   const std::string stages = "STAGES='bitwise memcheck racecheck'";
   const Said said = ended(f.check(stages), 1);
   REQUIRE(count(said.text, "compute-sanitizer cannot run test_round: ========= Error: no debugger here") == 1);
-  REQUIRE(contains(said.text, passed(3, 0) + ", not run: memcheck racecheck"));
+  REQUIRE(contains(said.text, passed(3, 0) + ", not run: memcheck, racecheck"));
   REQUIRE(count(f.read("tried"), "\n") == 1);
   REQUIRE(f.result()["checks"].size() == 3 + 2);
   REQUIRE(contains(f.outcome_of("racecheck"), "not run: compute-sanitizer cannot run test_round"));
@@ -615,6 +617,15 @@ TEST_CASE("scripts: gpu-check goes on where compute-sanitizer cannot attach, and
   f.program("cuda/bin/compute-sanitizer", "echo '========= ERROR SUMMARY: 2 errors'\nexit 1");
   REQUIRE(contains(f.check(stages).text, passed(3, 6) + "; results"));
   REQUIRE(f.outcome_of("racecheck").is_null());
+}
+
+TEST_CASE("scripts: gpu-check says what cannot be run where there is no mpirun", "[scripts]") {
+  FAKE_GPU(f);
+  f.run("for tool in timeout cat mkdir touch; do ln -s $(command -v $tool) bin; done");
+  const Said said = ended(
+      f.run("PATH=" + f / "bin" + " STAGES=program {repo}/scripts/gpu_check.py gpu.json ./bench ./test_round"), 1);
+  REQUIRE(contains(said.text, passed(5, 0) + ", not run: program two ranks, a GPU each; results"));
+  REQUIRE(f.outcome_of("program two ranks, a GPU each") == "not run: no mpirun is here");
 }
 
 TEST_CASE("scripts: gpu-check needs a GPU, stages that exist, and names a missing compute-sanitizer", "[scripts]") {
