@@ -6,9 +6,8 @@ A table stands between <!-- bench PART --> and <!-- end -->. --check changes not
 """
 import os
 import re
-import sys
 
-from common import ROOT, read, read_bench, refuse, write_whole
+from common import ROOT, parser_of, read, read_bench, refuse, write_whole
 
 PAGE = os.path.join(ROOT, "docs", "performance.md")
 FILE = os.path.join(ROOT, "results", "bench_cpu.json")
@@ -48,15 +47,19 @@ def table(bench, part):
 
 
 def main():
+    parser = parser_of(__doc__)
+    parser.add_argument("--check", action="store_true")
+    check = parser.parse_args().check
     bench = read_bench(FILE)
     page = read(PAGE)
     fresh, count = re.subn(r"(<!-- bench (\w+) -->\n).*?(\n<!-- end -->)",
                            lambda m: m[1] + table(bench, m[2]) + m[3], page, flags=re.S)
     if count != len(PARTS):
         refuse(f"{PAGE}: {count} tables of the benchmark, expected {len(PARTS)}")
-    if sys.argv[1:] == ["--check"]:
-        sys.exit(f"{PAGE} is not what {FILE} holds: run scripts/bench_tables.py" if fresh != page else 0)
-    write_whole(PAGE, fresh)
+    if not check:
+        write_whole(PAGE, fresh)
+    elif fresh != page:
+        refuse(f"{PAGE} is not what {FILE} holds: run scripts/bench_tables.py")
 
 
 main()

@@ -17,7 +17,7 @@ import struct
 import subprocess
 import sys
 
-from common import ROOT, library, read_bench, refuse
+from common import ROOT, library, parser_of, read_bench, refuse
 from plots import PAGE, colours_css
 
 markdown = library("markdown", "scripts/setup.sh --book")
@@ -367,8 +367,10 @@ def slug_of(path):
 
 
 if __name__ == "__main__":
-    if len(sys.argv) < 2:
-        sys.exit("usage: scripts/book.py FOLDER [NAME.ptx...]")
-    wanted, given = os.path.abspath(sys.argv[1]), [os.path.abspath(name) for name in sys.argv[2:]]
+    parser = parser_of(__doc__)
+    parser.add_argument("folder", metavar="FOLDER")
+    parser.add_argument("ptx", metavar="NAME.ptx", nargs="*")
+    options = parser.parse_args()
+    wanted, given = os.path.abspath(options.folder), [os.path.abspath(name) for name in options.ptx]
     os.chdir(ROOT)  # the places in PTX are from there
     Book(wanted, given).make()

@@ -43,7 +43,9 @@ std::string hexadecimal(float x) {
 TEST_CASE("book: every link of its pages leads somewhere, and the sums on them are those of the code", "[book]") {
   NEEDS("python3 -c 'import pygments, markdown'", "Pygments and Python-Markdown (scripts/setup.sh --book)", "the book")
   const Folder f;
+  REQUIRE(contains(f.done("{repo}/scripts/book.py --help"), "usage: book.py"));
   REQUIRE(contains(f.done("{repo}/scripts/book.py book"), "chapters and "));
+  REQUIRE(f.names() == std::set<std::string>{"book"});
 
   std::map<std::string, std::string> pages;
   for (const auto& file : fs::directory_iterator(f.path / "book"))

@@ -148,3 +148,12 @@ TEST_CASE("floors: no line of Python and no comment of C++ is longer than 120 co
     }
   REQUIRE(files > 500);
 }
+
+TEST_CASE("floors: a script that names its interpreter can be run", "[floors]") {
+  for (const char* folder : {"ptx", "scripts", ".ci"})
+    for (const auto& entry : fs::recursive_directory_iterator(folder)) {
+      INFO(entry.path());
+      if (entry.is_regular_file() && contents(entry.path()).starts_with("#!"))
+        REQUIRE((entry.status().permissions() & fs::perms::owner_exec) != fs::perms::none);
+    }
+}
