@@ -128,7 +128,7 @@ $(foreach f,$(ALONE),$(eval UNIT_$(basename $(notdir $f)) := $f))
 $(foreach l,$(LETTERS),$(eval UNIT_$l := $(filter-out $(ALONE) $(NO_KERNEL),$(wildcard $(addsuffix /[$l]*.cu,kernels kernels/bf16)))))
 $(foreach l,$(LETTERS),$(eval UNIT_cpu_$l := $(filter $(NO_KERNEL),$(wildcard kernels/*/[$l]*.c*))))
 KERNEL_UNITS := $(LETTERS:%=cpu_%) $(basename $(notdir $(ALONE))) $(LETTERS)
-# wgmma is an instruction of compute capability 9.0, in code for that alone (90a): other GPUs have no use for this unit.
+# wgmma is an instruction of compute capability 9.0, in code for that alone (90a): other GPUs have no use for these units.
 HOPPER := $(foreach u,matmul_wgmma attention_wgmma,$(addprefix units/$u,.o .ptx .ptxas))
 $(HOPPER:%=$(BUILD)/cuda/%): MACHINE_CODE := -gencode arch=compute_90a,code=sm_90a
 $(HOPPER:%=$(BUILD)/rehearsal/%): PTX_ALONE := -gencode arch=compute_90a,code=compute_90a
@@ -413,6 +413,9 @@ $(PTX_TESTS:%=%.o): $(BUILD)/ptx/%.o: tests/%.cpp $(BUILD)/host/flags
 	@mkdir -p $(@D)
 	$(CXX) $(COMMON) -Og $(FLAGS_HERE) $(NVCC:%/bin/nvcc=-isystem %/include) -c -o $@ $<
 
+rehearsal: export CHECK_SECONDS ?= 3600
+rehearsal: export JOBS ?= $(CORES)
+rehearsal: export GATED_GUARD = off
 rehearsal: $(GPU_TESTS:%=$(REHEARSAL)/%) $(REHEARSAL)/train  ## gpu-check without a GPU: what nvcc has made runs on a CPU -> build/rehearsal.json, results/
 	@scripts/gpu_check.py --rehearsal $(BUILD)/rehearsal.json $(REHEARSAL)/train $(GPU_TESTS:%=$(REHEARSAL)/%); code=$$?; \
 	[ ! -s $(BUILD)/rehearsal.json ] || cp $(BUILD)/rehearsal.json results/; exit $$code
@@ -425,9 +428,6 @@ gpu-model: $(MODELLED) $(REHEARSAL)/train  ## the time of each kernel of a step,
 	@scripts/gpu_model.py --json=results/gpu_model.json $(BUILD)/model $(REHEARSAL)/train
 ptx: $(and $(KERNEL),$(NVCC),$(REHEARSAL)/kernels.ptx)  ## a kernel as nvcc makes it, below the lines of its source: make ptx KERNEL=rmsnorm_forward_kernel
 	@$(if $(NVCC),ptx/show.py "$(KERNEL)" $(KERNEL_UNITS:%=$(REHEARSAL)/units/%.ptx),echo "make ptx: nvcc was not found (CUDA_HOME, the path, /usr/local/cuda*): install CUDA 12 or newer" >&2; exit 1)
-rehearsal: export CHECK_SECONDS ?= 3600
-rehearsal: export JOBS ?= $(CORES)
-rehearsal: export GATED_GUARD = off
 
 # ---- tests
 
