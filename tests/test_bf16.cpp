@@ -123,6 +123,7 @@ static void require_precision_changes(const std::string& line) {
   const Data data = open_data(config.data);
   config.model.storage = Storage::fp32;
   size_t steps = 0;
+  std::string saved;
   for (Storage storage : {Storage::fp32, Storage::bf16, Storage::fp32}) {
     config.model.storage = storage;
     Run run(config, ctx);
@@ -133,11 +134,13 @@ static void require_precision_changes(const std::string& line) {
       config.change_precision = true;
       run.trainer.load(*newest_checkpoint(config, run_metadata(config, data)));
       REQUIRE(run.trainer.steps_done() == steps);
+      REQUIRE(run.trainer.fingerprint() == saved);
       if (storage == Storage::bf16) require_rounded_copies(run.trainer.model.weights);
     }
     run.steps(2);
     steps += 2;
     run.trainer.save(run_metadata(config, data));
+    saved = run.trainer.fingerprint();
   }
 }
 

@@ -205,7 +205,9 @@ TEST_CASE_METHOD(Folder,
   REQUIRE(refused > 500);
 }
 
-TEST_CASE_METHOD(Folder, "from_matrix: what the flags of an issue once did in silence names them", "[from]") {
+TEST_CASE_METHOD(Folder,
+                 "from_matrix: flags that leave the size of every tensor, and not what its numbers are, are named",
+                 "[from]") {
   // A model, or the flags of a run; flags beside it; and which of them are named, where it is not all.
   for (const auto& [name, flags, named] : std::vector<std::array<std::string, 3>>{
            {"gpt2", "--window=3 --kv-heads=2 --clip-output=3", "--kv-heads=2"},

@@ -324,16 +324,3 @@ TEST_CASE_METHOD(Recording, "graph: with batches of another size, or with dropou
   }
   REQUIRE(calls == 9);  // two of each kind, one of the last
 }
-
-TEST_CASE("graph: a repeated forward is not looked at, nor gone back through by the host", "[graph][bitwise]") {
-  Context ctx(kernel_device);
-  Model model(small_model(), 2, 9, 3, ctx);
-  const std::vector<int> ids(18, 3);
-  Buffer<float> loss(ctx.device, 1);
-  REQUIRE(refusal([&] { model.forward(); }) == "model: a forward without a batch");
-  model.upload({ids, ids, 2, 9});
-  REQUIRE(refusal([&] { model.backward({}, loss.data()); }) == "model: a backward without its forward");
-  model.forward();
-  model.upload({ids, ids, 2, 9});
-  REQUIRE(refusal([&] { model.backward({}, loss.data()); }) == "model: a backward without its forward");
-}

@@ -3,6 +3,7 @@
 
 #include "tests/activations.h"
 #include "tests/harness.h"
+#include "tests/refusal.h"
 #include "tests/small_models.h"
 
 using namespace gated;
@@ -59,7 +60,26 @@ TEST_CASE("model: the gradient of every parameter points where the loss falls", 
   }
 }
 
-TEST_CASE("model: a future token changes no earlier prediction, and shorter batches fit", "[model]") {
+TEST_CASE("model: a future token changes no earlier loss", "[model]") {
+  const Threads one(1);
+  for (const std::string& flags : small_models()) {
+    INFO(flags);
+    Context ctx(Device::cpu);
+    const ModelConfig config = small_model(flags);
+    RandomBatch b(config, 1);
+    Model model(config, b.B, b.T, 3, ctx);
+    const Activations activations(model, ctx);
+    leave_symmetry(model);
+    const auto losses = [&] { return model.loss(b), activations.get<float>("losses").at(0); };
+    const std::vector<float> before = losses();
+    const size_t seen = b.T / 2;
+    for (size_t t = seen; t < b.T; t++) b.ids[t] = (b.ids[t] + 1) % int(config.vocab);
+    const std::vector<float> after = losses();
+    for (size_t t = 0; t < b.T; t++) REQUIRE((before[t] == after[t]) == (t < seen));
+  }
+}
+
+TEST_CASE("model: shorter batches fit, and a longer one leaves nothing behind", "[model]") {
   Context ctx(Device::cpu);
   Model model(small_model("--norm=gated --norm-rank=3 --attn=g1"), 2, 9, 3, ctx);
   const std::vector<float> a = model.next_token_logits({4, 5, 6});
@@ -67,6 +87,21 @@ TEST_CASE("model: a future token changes no earlier prediction, and shorter batc
   REQUIRE_BITWISE(a, model.next_token_logits({4, 5, 6}));
   REQUIRE_THROWS_AS(model.next_token_logits(std::vector<int>(10, 1)), Error);
   REQUIRE_THROWS_AS(model.next_token_logits({37}), Error);
+}
+
+TEST_CASE("model: a forward needs a batch, and a backward the forward of that batch", "[model]") {
+  Context ctx(Device::cpu);
+  const ModelConfig config = small_model();
+  const RandomBatch b(config);
+  Model model(config, b.B, b.T, 3, ctx);
+  Buffer<float> loss(ctx.device, 1);
+  const auto backward = [&] { return refusal([&] { model.backward({}, loss.data()); }); };
+  REQUIRE(refusal([&] { model.forward(); }) == "model: a forward without a batch");
+  model.upload(b);
+  REQUIRE(backward() == "model: a backward without its forward");
+  model.forward();
+  model.upload(b);
+  REQUIRE(backward() == "model: a backward without its forward");
 }
 
 TEST_CASE("model: evaluated in a longer context it reads short sequences as it did in training, but for YaRN",

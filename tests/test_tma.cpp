@@ -1,7 +1,6 @@
 // tma on the emulator: what a box brings, and a ring of two stages between a producer and its consumers, in one block
 // and in the two of a cluster, in every order of threads; and what is said of a producer or a consumer that does not
-// keep to it. The instructions themselves:
-// tests/test_ptx_tma.cpp, and the kernel in tests/test_matmul_bf16.cpp.
+// keep to it. The instructions themselves: tests/test_ptx_tma.cpp, and the kernel in tests/test_matmul_bf16.cpp.
 #include "core/tma.cuh"
 
 #include <algorithm>
