@@ -17,7 +17,7 @@ import struct
 import subprocess
 import sys
 
-from common import ROOT, library, parser_of, read_bench, refuse
+from common import ROOT, cuda_tool, library, parser_of, read_bench, refuse
 from plots import PAGE, colours_css
 
 markdown = library("markdown", "scripts/setup.sh --book")
@@ -267,9 +267,7 @@ class Book:
         self.folder = folder
         self.before, self.chapters, self.none = chapters()
         self.kernels = list(show.kernels_in(ptx))
-        find = os.path.join(ROOT, "scripts/find_cuda.sh")
-        found = [subprocess.run([find, tool], capture_output=True, text=True).stdout.strip()
-                 for tool in ("ptxas", "nvdisasm")]
+        found = [cuda_tool(tool) for tool in ("ptxas", "nvdisasm")]
         self.tools = found if ptx and all(found) else None
         # Where each file is: in a chapter, or on a page of its own.
         self.pages = {path: f"{c.file}#{slug_of(path)}" for c in reversed(self.chapters) for path in c.read}

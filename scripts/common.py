@@ -26,6 +26,12 @@ def cores():
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
 
 
+def cuda_tool(name):
+    """Where a program of CUDA is; "" where there is none."""
+    find = os.path.join(ROOT, "scripts/find_cuda.sh")
+    return subprocess.run([find, name], stdout=subprocess.PIPE, text=True).stdout.strip()
+
+
 def library(name, installs):
     """A library, from this python or else from Debian's, which then runs the script from its start. installs: the
     command that does."""

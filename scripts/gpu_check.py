@@ -64,7 +64,7 @@ import time
 from typing import NamedTuple
 
 import gpu_program
-from common import ROOT, read, write_whole
+from common import ROOT, cuda_tool, read, write_whole
 
 SCRIPT = sys.argv[0]
 HERE = os.path.dirname(SCRIPT)
@@ -431,8 +431,7 @@ def main(result, train, bench, tests, of_cublas):
     """Without a bench it is a rehearsal."""
     stages, deadline, may_take, jobs = wishes(STAGES if bench else REHEARSED)
     gpu = the_gpu() if bench else [PTX_ON_A_CPU, "none", "{}.{}".format(*variable("PTX_GPU", "90"))]
-    nvcc, sanitizer = (said(os.path.join(HERE, "find_cuda.sh"), program)[0]
-                       for program in ("nvcc", "compute-sanitizer"))
+    nvcc, sanitizer = map(cuda_tool, ("nvcc", "compute-sanitizer"))
     release = re.search(r"release ([\d.]+)", said(nvcc, "--version")[0] if nvcc else "")
     # What the checks are of: other programs or another GPU, and all begin anew.
     build = hashlib.sha256(" ".join(gpu).encode())

@@ -28,14 +28,13 @@ The busiest multiprocessor counts: blocks are whole. The prediction is (sum of t
 the longest adds to it. p comes from kernels of others whose speed is published; those that were held out say how far
 the sum can be trusted (--calibrate, docs/gpu_model.md). The binding term is the longest.
 
-usage: scripts/gpu_model.py [--json=FILE] [--only=TEXT] [--launches=FILE] FOLDER TRAIN
+usage: scripts/gpu_model.py [--json=FILE] [--only=TEXT] FOLDER TRAIN
        scripts/gpu_model.py --calibrate FOLDER
        scripts/gpu_model.py [--measured=PROFILE.json] --table FILE.json
   FOLDER       of *.cubin, one for each unit of kernels
   TRAIN        the rehearsal's trainer
   --json       everything, to a file
   --only       the models with this in their names
-  --launches   what was counted of them, to a file
   --calibrate  FOLDER has kernels of others as cubins; prints predicted and published
   --table      the tables of such a file, as docs/gpu_model.md has them
   --measured   with a column of what scripts/gpu_profile.py has measured
@@ -422,7 +421,6 @@ def main():
     parser = parser_of(__doc__)
     parser.add_argument("--json")
     parser.add_argument("--only", default="")
-    parser.add_argument("--launches")
     parser.add_argument("--calibrate", action="store_true")
     parser.add_argument("--table", action="store_true")
     parser.add_argument("--measured")
@@ -445,10 +443,7 @@ def main():
     for name, (flags, runs) in MODELS.items():
         if arguments.only not in name:
             continue
-        launches = launches_of(arguments.train, flags, runs)
-        if arguments.launches:
-            write_whole(arguments.launches, "".join(json.dumps(launch) + "\n" for launch in launches))
-        rows = model(arguments.folder, launches)
+        rows = model(arguments.folder, launches_of(arguments.train, flags, runs))
         print(page({name: rows}), flush=True)
         result[name] = rows
     if arguments.json:

@@ -19,7 +19,7 @@ import subprocess
 import tempfile
 from collections import defaultdict
 
-from common import ROOT, ended, parser_of, read, refuse, write_whole
+from common import ROOT, cuda_tool, ended, parser_of, read, refuse, write_whole
 from gpu_model import MODELS, OF_ALL, plain
 
 TIME, MEMORY = "gpu__time_duration.sum", "dram__bytes.sum"
@@ -68,12 +68,11 @@ def main():
     parser.add_argument("result")
     parser.add_argument("train")
     arguments = parser.parse_args()
-    def said(*command):
-        return subprocess.run(command, stdout=subprocess.PIPE, text=True).stdout.strip()
-    ncu = arguments.ncu or said(os.path.join(ROOT, "scripts/find_cuda.sh"), "ncu")
+    ncu = arguments.ncu or cuda_tool("ncu")
     if not ncu:
         refuse("no ncu in CUDA_HOME, on the path or in /usr/local/cuda*: Nsight Compute brings it")
-    answer = said("nvidia-smi", "--query-gpu=name,driver_version", "--format=csv,noheader")
+    answer = subprocess.run(["nvidia-smi", "--query-gpu=name,driver_version", "--format=csv,noheader"],
+                            stdout=subprocess.PIPE, text=True).stdout.strip()
     device, _, driver = answer.partition("\n")[0].partition(", ")  # of the first GPU
     if not driver:
         refuse(f"no GPU answers here: nvidia-smi: {answer or 'says nothing'}")

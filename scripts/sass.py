@@ -12,6 +12,8 @@ import subprocess
 import sys
 from typing import NamedTuple
 
+from common import cuda_tool
+
 # Pipe, cycles of a quarter, and the opcodes that go there; the first that fits. The rest goes to the integers' pipe.
 PIPES = [
     ("tensor", 8, r"HMMA\.16816|IMMA|QMMA"),  # mma.sync as on A100: 2048 products and sums a clock of a multiprocessor
@@ -132,9 +134,7 @@ def cut(name, instructions, labels):
 
 def tool(name):
     """nvdisasm or cuobjdump: CUDA's, or those that the triton of some python brings; None where neither is."""
-    here = os.path.dirname(os.path.abspath(__file__))
-    path = subprocess.run([os.path.join(here, "find_cuda.sh"), name], capture_output=True, text=True).stdout.strip()
-    if path:
+    if path := cuda_tool(name):
         return path
     code = "import importlib.util as u; print(u.find_spec('triton').submodule_search_locations[0])"
     for python in dict.fromkeys([sys.executable, "python3", "/usr/bin/python3"]):
