@@ -110,9 +110,10 @@ TEST_CASE("compare: make gradcheck names the operations where it knows none of t
 TEST_CASE("compare: a write past the end of a guarded buffer is caught", "[compare][bitwise]") {
   if (Guarded::guard == 0) return;  // something else watches the end
   Context ctx(kernel_device);
-  Guarded buffer(ctx, 8);
+  const Guarded buffer(ctx, 8);
+  const float ones[8] = {1, 1, 1, 1, 1, 1, 1, 1};
+  Buffer<float>::copy_to_device(ctx.device, +buffer, ones, 8);
   REQUIRE_NOTHROW(buffer.download());
-  const float one = 1.0f;
-  Buffer<float>::copy_to_device(ctx.device, static_cast<float*>(buffer) + 8, &one, 1);
+  Buffer<float>::copy_to_device(ctx.device, +buffer + 8, ones, 1);
   REQUIRE_THROWS_AS(buffer.download(), Error);
 }

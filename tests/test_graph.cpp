@@ -23,7 +23,11 @@ struct Work {
   Buffer<float> x, y, mean;
   Buffer<bf16> rounded;
   size_t calls = 0;
-  explicit Work(Context& ctx) : x(ctx.device, N), y(ctx.device, N), mean(ctx.device, 1), rounded(ctx.device, N) {}
+  explicit Work(Context& ctx)
+      : x(ctx.device, random_values<float>(N, 9)),
+        y(ctx.device, N),
+        mean(ctx.device, std::vector<float>{0}),
+        rounded(ctx.device, N) {}
 
   void launch(Context& ctx) {
     calls++;
@@ -79,7 +83,7 @@ TEST_CASE_METHOD(Recording, "graph: nothing runs while it is recorded, and an ar
 TEST_CASE_METHOD(Recording,
                  "graph: what the host does between launches is done in its place, whenever they are repeated",
                  "[graph][bitwise]") {
-  const Buffer<float> x(ctx.device, std::vector<float>{0}), y(ctx.device, 2);
+  const Buffer<float> x(ctx.device, std::vector<float>{0}), y(ctx.device, std::vector<float>{0, 0});
   std::vector<float> seen;
   const auto look = [&] {
     ctx.synchronize();

@@ -198,7 +198,8 @@ static void require_bits(const std::vector<float>& x, const QuantizedWeight& sha
   const auto in = t.in(x), as_rows = t.expect(rows(x, columns, format)), as_weight = t.expect(weight(x, shape, format)),
              rows_over_in = t.over(in, as_rows), weight_over_in = t.over(in, as_weight);
   t.on_every_device([&, matrices = matrices, down = down, columns = columns](Context& ctx) {
-    const Guarded scratch(ctx, quantize_weight_scratch(shape) / sizeof(float));
+    // (compute-sanitizer may not see the host read what nobody has written)
+    const Guarded scratch(ctx, std::vector<float>(quantize_weight_scratch(shape) / sizeof(float), NAN));
     for (const auto& [from, to] : {std::pair(in, as_rows), {rows_over_in, rows_over_in}})
       quantize_rows(to, from, matrices * down, columns, format, ctx);
     for (const auto& [from, to] : {std::pair(in, as_weight), {weight_over_in, weight_over_in}})
