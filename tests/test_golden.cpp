@@ -1,11 +1,10 @@
 // golden: a run anyone can repeat, on any machine, to the last bit of every weight.
 //   ./train --data=bigram-backcopy --steps=20 --lr=3e-3 --warmup=20 --norm=gated --attn=g1 --sample-tokens=0
 // and the same with --mixer=hybrid, with --experts=8 --shared-experts=1, with --precision=bf16, and in four
-// micro-batches, which several ranks can share (tests/test_ranks.cpp). The commands and
-// the numbers stand in the README too. A number changes only when the meaning of an operation does. A number alone
-// would say that nothing has changed, not that it was right: so beside each of these in fp32 stands a plain loop in
-// double, which the run must follow (other models: tests/test_step.cpp); bf16 is held to fp32 by tests/test_bf16.cpp
-// and tests/test_fixtures.cpp.
+// micro-batches, which several ranks can share (tests/test_ranks.cpp). The commands and the numbers stand in the README
+// too. A number changes only when the meaning of an operation does. A number alone would say that nothing has changed,
+// not that it was right: so beside each of these in fp32 stands a plain loop in double, which the run must follow
+// (other models: tests/test_step.cpp); bf16 is held to fp32 by tests/test_bf16.cpp and tests/test_fixtures.cpp.
 #include "tests/compare.h"
 #include "tests/contents.h"
 #include "tests/reference_loop.h"

@@ -54,8 +54,7 @@ TEST_CASE("layernorm: CPU and kernels equal the references bit for bit", "[bitwi
 }
 
 TEST_CASE("layernorm: a row is normalised alike, wherever it was") {
-  // Powers of two scale it exactly; a shift of 1000 costs x bits (2^-14 of them are left), but no
-  // cancellation more.
+  // Powers of two scale it exactly; a shift of 1000 costs x bits (2^-14 of them are left), but no cancellation more.
   const size_t C = 200;
   Context cpu(Device::cpu);
   const auto x = random_values<float>(C, 1);

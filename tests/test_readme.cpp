@@ -1,7 +1,7 @@
 // readme: the pages are true to the files. What README.md and docs/ quote stands in the file that they name; their
 // links, anchors, file names and commands are there; README is short and its map whole; the glossary's lines are those
-// of the source; the figures of docs/claims.md are those of results/; and a script writes the
-// tables of docs/performance.md. (The flags in their commands and tables, and docs/flags.md: tests/test_flags.cpp. The
+// of the source; the figures of docs/claims.md are those of results/; and a script writes the tables of
+// docs/performance.md. (The flags in their commands and tables, and docs/flags.md: tests/test_flags.cpp. The
 // fingerprints: tests/test_golden.cpp.)
 #include <cctype>
 #include <cstdlib>
