@@ -11,7 +11,6 @@
 #include <algorithm>
 #include <boost/context/fiber.hpp>
 #include <boost/context/protected_fixedsize_stack.hpp>
-#include <cstdarg>
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
@@ -25,6 +24,7 @@
 #include <unordered_map>
 #include <utility>
 
+#include "core/check.h"
 #include "core/mma_lanes.h"
 #include "core/tma.h"
 #include "ptx/count.h"
@@ -33,14 +33,7 @@
 namespace ptx {
 namespace {
 
-[[gnu::format(printf, 1, 2)]] std::string words(const char* format, ...) {
-  char text[1024];
-  va_list arguments;
-  va_start(arguments, format);
-  vsnprintf(text, sizeof text, format, arguments);
-  va_end(arguments);
-  return text;
-}
+using gated::format;
 
 const char* environment(const char* name, const char* otherwise) {
   const char* value = getenv(name);
@@ -161,15 +154,16 @@ void* storage(const void* p, size_t n) {
 
 std::string explain(const void* p, size_t n) {
   const uint64_t at = number_of(p);
-  const std::string what = words("%zu bytes at 0x%zx", n, size_t(at));
+  const std::string what = format("%zu bytes at 0x%zx", n, size_t(at));
   if (!is_device_address(p)) return what + ", which is no device memory";
   auto after = live_allocations.upper_bound(at);
   if (after == live_allocations.begin()) return what + ", before every live allocation";
   const auto [begin, bytes] = *--after;
   const uint64_t from = at - begin;
-  if (from < bytes) return what + words(", %zu bytes into a live allocation of %zu bytes", size_t(from), size_t(bytes));
-  return what + words(", %zu bytes past the end of the live allocation before it, of %zu bytes", size_t(from - bytes),
-                      size_t(bytes));
+  if (from < bytes)
+    return what + format(", %zu bytes into a live allocation of %zu bytes", size_t(from), size_t(bytes));
+  return what + format(", %zu bytes past the end of the live allocation before it, of %zu bytes", size_t(from - bytes),
+                       size_t(bytes));
 }
 
 int compute_capability() {
@@ -383,7 +377,6 @@ class Machine : Services {
   std::string place(unsigned line) const;
   std::string who(const Thread& t) const;
   void stuck();
-  const unsigned char* checked_shared(Thread& t, uint64_t address, unsigned bytes, unsigned line);
   Mbarrier& mbarrier_at(Thread& t, uint64_t address, bool is_made, unsigned line);
   void pass_mbarrier(Mbarrier& b, uint32_t before);
   bool land_copies();
@@ -431,18 +424,21 @@ class Machine : Services {
     uint32_t thread = 0, fences = 0;
   };
   std::vector<Written> written_;
-  // Of each 16 bytes of shared memory and each warp: when wgmma last read them for it.
-  std::vector<Access> read_async_;
+  // Of each 16 bytes of shared memory and each warp: when wgmma last read them for it, and when one of its threads did.
+  std::vector<Access> read_async_, read_by_warp_;
   std::map<uint64_t, Mbarrier> mbarriers_;
   std::vector<Known> learned_;  // [thread][other thread], from mbarriers; empty where there was none
   Known warp_times_;            // when all lanes of a warp last met
   Known in_cluster_;            // from those who are at the cluster's barrier
   uint32_t time_ = 1;
-  struct WarpRegisters {
-    uint32_t count = 0;
-    unsigned line = 0;
+  // What the four warps of a warpgroup must have in common, and the last line at which each changed.
+  struct OfWarp {
+    uint32_t registers = 0;
+    unsigned registers_line = 0;
+    uint64_t products = 0;  // a hash of those that were asked for, in their order
+    unsigned products_line = 0;
   };
-  std::vector<WarpRegisters> registers_;
+  std::vector<OfWarp> of_warp_;
 };
 
 // All threads of a block together have so many registers; each has the same number to begin with, in eights.
@@ -500,7 +496,10 @@ Fault Machine::launch(const Kernel& kernel, Index grid, Index block, uint32_t cl
   lay_out_shared(dynamic_shared);
   counter_ = counter;
   const bool watched = counter || *environment("PTX_RACES", "0") == '1';
-  if (watched && !counter) cells_.assign(shared_.size() / 2, {});
+  if (watched && !counter) {
+    cells_.assign(shared_.size() / 2, {});
+    read_by_warp_.assign(shared_.size() / shared_granule * warps_, {});
+  }
   if (watched) written_.assign(shared_.size() / shared_granule, {});
   read_async_.clear();
   global_cells_.clear();  // launches are in order
@@ -604,7 +603,7 @@ void Machine::run_block(Index ctaid) {
   learned_.clear();
   warp_times_.assign(warps_, 0);
   in_cluster_.clear();
-  registers_.assign(warps_, {registers_at_first(warps_ / ranks_), 0});
+  of_warp_.assign(warps_, {registers_at_first(warps_ / ranks_)});
   std::fill(written_.begin(), written_.end(), Written());
   for (;;) {
     bool any = false;  // (one warp may let another go on)
@@ -707,7 +706,7 @@ std::string runs(const std::vector<uint32_t>& of) {
     if (text.size() > 200) return text + ", ...";
     for (end = i + 1; end < of.size() && of[end] == of[end - 1] + 1;) end++;
     text += i ? "," : "";
-    text += end - i > 1 ? words(" %u to %u", of[i], of[end - 1]) : words(" %u", of[i]);
+    text += end - i > 1 ? format(" %u to %u", of[i], of[end - 1]) : format(" %u", of[i]);
   }
   return text;
 }
@@ -719,11 +718,11 @@ void Machine::stuck() {
     const Fiber& f = *fibers_[i];
     where[f.state == Fiber::done
               ? "have returned"
-              : words("wait%s at ", f.state == Fiber::in_warp       ? words(" for lanes %08x", f.mask).c_str()
-                                    : f.state == Fiber::at_mbarrier ? words(" for parity %u of a barrier in phase %u",
-                                                                            f.parity, f.mbarrier->count.phase())
-                                                                          .c_str()
-                                                                    : "") +
+              : format("wait%s at ", f.state == Fiber::in_warp       ? format(" for lanes %08x", f.mask).c_str()
+                                     : f.state == Fiber::at_mbarrier ? format(" for parity %u of a barrier in phase %u",
+                                                                              f.parity, f.mbarrier->count.phase())
+                                                                           .c_str()
+                                                                     : "") +
                     place(f.line)]
         .push_back(i);
   }
@@ -772,7 +771,7 @@ bool Machine::complete(Fiber& f) {
     const std::vector<uint32_t> returned(missing.begin(), beyond), never(beyond, missing.end());
     std::string who = "all 32 lanes of a warp must execute this:";
     if (!returned.empty()) who += " lanes" + runs(returned) + " have returned";
-    if (!never.empty()) who += " lanes" + runs(never) + words(" are beyond the block's %u threads", threads_);
+    if (!never.empty()) who += " lanes" + runs(never) + format(" are beyond the block's %u threads", threads_);
     refuse(f.thread, who.c_str(), f.line);
   }
   if (counter_) counter_->warp_op(f.line);
@@ -837,7 +836,8 @@ void Machine::ldmatrix(Fiber* const* lanes) {
     uint16_t rows[8][8];
     for (unsigned r = 0; r < 8; r++) {
       Fiber& from = *lanes[8 * m + r];
-      memcpy(rows[r], checked_shared(from.thread, static_cast<LdMatrix*>(from.record)->row, 16, from.line), 16);
+      const uint64_t row = static_cast<LdMatrix*>(from.record)->row;
+      memcpy(rows[r], shared<uint64_t, 2>(from.thread, row, false, from.line), 16);
     }
     for (unsigned i = 0; i < warp_size; i++) {
       const unsigned g = i / 4, t = 2 * (i % 4);
@@ -883,12 +883,6 @@ void Machine::mma(Fiber* const* lanes) {
 }
 
 // ---- copies that arrive at their wait, and not before
-
-const unsigned char* Machine::checked_shared(Thread& t, uint64_t address, unsigned bytes, unsigned line) {
-  static_assert(sizeof(uint64_t[2]) == 16);
-  if (bytes != 16) refuse(t, "an access of this size is not known", line);
-  return reinterpret_cast<const unsigned char*>(shared<uint64_t, 2>(t, address, false, line));
-}
 
 void Machine::copy_async(Thread& t, uint64_t to, uint64_t from, uint32_t bytes, unsigned line) {
   if (bytes > 16) refuse(t, "cp.async copies more than its 16 bytes", line);
@@ -954,6 +948,11 @@ void Machine::multiply_async(Thread& t, Wgmma& m, unsigned line) {
   }
   const uint32_t number = f.first_product + uint32_t(f.products.size());
   f.products.push_back({m, f.product_groups, line, false});
+  if (OfWarp& mine = of_warp_[t.warp]; t.lane == 0) {
+    mine.products_line = line;
+    for (const uint64_t part : {m.a, m.b, uint64_t(m.add), uint64_t(line)})
+      mine.products = (mine.products ^ part) * 0x9E3779B97F4A7C15ull;
+  }
   if (t.watched && !counter_ && t.lane == 0) {
     WgmmaTiles seen;
     load(seen, t, f.products.back());
@@ -1019,13 +1018,13 @@ void Machine::set_registers(Fiber* const* lanes) {
   Thread& t = lanes[0]->thread;
   const unsigned line = lanes[0]->line;
   const Registers& wanted = *static_cast<const Registers*>(lanes[0]->record);
-  WarpRegisters& mine = registers_[t.warp];
+  OfWarp& mine = of_warp_[t.warp];
   if (!hopper_) refuse(t, "setmaxnreg is for compute capability 9.0", line);
   if (wanted.count % 8 || wanted.count < 24 || wanted.count > 256)
     refuse(t, "setmaxnreg wants a multiple of 8 from 24 to 256", line);
-  if (wanted.more ? wanted.count < mine.count : wanted.count > mine.count)
-    refuse(t, words("setmaxnreg: the warp has %u registers", mine.count).c_str(), line);
-  mine = {wanted.count, line};
+  if (wanted.more ? wanted.count < mine.registers : wanted.count > mine.registers)
+    refuse(t, format("setmaxnreg: the warp has %u registers", mine.registers).c_str(), line);
+  mine.registers = wanted.count, mine.registers_line = line;
 }
 
 // ---- barriers in shared memory (9.7.13.15), and boxes of matrices that arrive there (9.7.9.27). A copy arrives when
@@ -1060,12 +1059,13 @@ Mbarrier& Machine::mbarrier_at(Thread& t, uint64_t address, bool is_made, unsign
   const uint32_t rank = fibers_[b.maker]->thread.rank, of_block = threads_ / ranks_;
   if (rank == t.rank) return b;
   if (fibers_[b.maker]->init_fences == b.init_fences)
-    refuse(t,
-           words("another block does not see the barrier that thread %u made: no fence.mbarrier_init", b.maker).c_str(),
-           line);
+    refuse(
+        t,
+        format("another block does not see the barrier that thread %u made: no fence.mbarrier_init", b.maker).c_str(),
+        line);
   const auto begin = fibers_.begin() + rank * of_block;
   if (std::all_of(begin, begin + of_block, [](auto& f) { return f->state == Fiber::done; }))
-    refuse(t, words("block %u of the cluster has ended, and its barrier is come to", rank).c_str(), line);
+    refuse(t, format("block %u of the cluster has ended, and its barrier is come to", rank).c_str(), line);
   return b;
 }
 
@@ -1124,7 +1124,7 @@ void Machine::copy_box(Thread& t, uint64_t to, uint64_t map, int32_t x, int32_t 
   if (to % gated::wgmma_group_bytes) refuse(t, "a box of swizzled lines begins off a boundary of 1024 bytes", line);
   if (counter_) counter_->copied(line, matrix, x, y);
   if (ranks == 0) return copy_box_here(t, to, matrix, x, y, mbarrier, line);
-  if (ranks >> ranks_) refuse(t, words("a copy into blocks %x of a cluster of %u", ranks, ranks_).c_str(), line);
+  if (ranks >> ranks_) refuse(t, format("a copy into blocks %x of a cluster of %u", ranks, ranks_).c_str(), line);
   for (uint32_t rank = 0; rank < ranks_; rank++)
     if (ranks >> rank & 1) {
       be_in_block(t, rank);
@@ -1138,7 +1138,7 @@ void Machine::copy_box_here(Thread& t, uint64_t to, const gated::TmaMatrix& matr
                             uint64_t mbarrier, unsigned line) {
   Mbarrier& b = mbarrier_at(t, mbarrier, true, line);
   if (fibers_[b.maker]->proxy_fences == b.fences)
-    refuse(t, words("copies do not see the barrier that thread %u made: no fence.proxy.async", b.maker).c_str(), line);
+    refuse(t, format("copies do not see the barrier that thread %u made: no fence.proxy.async", b.maker).c_str(), line);
   gated::tma_copy_box(matrix, x, y, [&](uint32_t place, uint64_t from, uint32_t elements) {
     const auto bytes = uint32_t(elements * sizeof(gated::bf16));
     const bool watched = std::exchange(t.watched, false);
@@ -1181,7 +1181,8 @@ bool Machine::land_copies() {
   return any;
 }
 
-// What a block must not leave behind, and how its registers were shared out.
+// What a block must not leave behind, what the warps of a warpgroup did otherwise than each other, and how registers
+// were shared out.
 void Machine::check_end() {
   const auto wrong = [&](uint32_t warp, unsigned line, const std::string& what) {
     fault_ = Fault::launch_failure;
@@ -1193,16 +1194,19 @@ void Machine::check_end() {
   std::vector<uint32_t> of_block(ranks_);
   const auto all_beside = [&](uint32_t warp) -> uint32_t& { return of_block[warp / (warps_ / ranks_)]; };
   for (uint32_t warp = 0; warp < warps_; warp++) {
-    const WarpRegisters& first = registers_[warp / 4 * 4];
-    all_beside(warp) += registers_[warp].count;
-    if (registers_[warp].count != first.count)
-      return wrong(warp, std::max(registers_[warp].line, first.line),
+    const OfWarp &mine = of_warp_[warp], &first = of_warp_[warp / 4 * 4];
+    all_beside(warp) += mine.registers;
+    if (mine.registers != first.registers)
+      return wrong(warp, std::max(mine.registers_line, first.registers_line),
                    "setmaxnreg: the warps of a warpgroup have not the same number of registers");
+    if (mine.products != first.products || (mine.products && warp / 4 * 4 + 4 > warps_))
+      return wrong(warp, std::max(mine.products_line, first.products_line),
+                   "the warps of a warpgroup have not asked for the same products");
   }
   for (uint32_t warp = 0; warp < warps_; warp++)
-    if (const uint32_t all = all_beside(warp) * warp_size; all > all_registers && registers_[warp].line)
-      return wrong(warp, registers_[warp].line,
-                   words("setmaxnreg: the warps have %u registers in all, and there are %u", all, all_registers));
+    if (const uint32_t all = all_beside(warp) * warp_size; all > all_registers && of_warp_[warp].registers_line)
+      return wrong(warp, of_warp_[warp].registers_line,
+                   format("setmaxnreg: the warps have %u registers in all, and there are %u", all, all_registers));
 }
 
 // ---- races
@@ -1227,10 +1231,10 @@ bool Machine::meets(const Access& before, const Access& now, Space space) const 
 void Machine::race(Thread& t, Space space, uint64_t address, bool write, const Access& before, const char* did,
                    unsigned line) {
   end(Fault::launch_failure, t, line,
-      words("a race: thread %u %s %s memory at %zu, and so does thread %u%s, which %s it, with no barrier between: %s",
-            unsigned(t.warp * warp_size + t.lane), write ? "writes" : "reads",
-            space == Space::global ? "global" : "shared", size_t(address), before.thread,
-            in_other_block(before, space) ? " of another block" : "", did, place(before.line).c_str()));
+      format("a race: thread %u %s %s memory at %zu, and so does thread %u%s, which %s it, with no barrier between: %s",
+             unsigned(t.warp * warp_size + t.lane), write ? "writes" : "reads",
+             space == Space::global ? "global" : "shared", size_t(address), before.thread,
+             in_other_block(before, space) ? " of another block" : "", did, place(before.line).c_str()));
 }
 
 // An access of wgmma or of a copy of a box to 16 bytes of shared memory: by the async proxy, which sees what a thread
@@ -1242,8 +1246,8 @@ void Machine::watch_async(Thread& t, uint64_t address, bool write, unsigned line
   if (read_async_.empty()) read_async_.assign(shared_.size() / shared_granule * warps_, {});
   if (const Written& w = written_[granule]; w.thread && fibers_[w.thread - 1]->proxy_fences == w.fences)
     refuse(t,
-           words("%s shared memory at %zu as it was before thread %u wrote: no fence.proxy.async",
-                 write ? "a copy finds" : "wgmma reads", size_t(address), w.thread - 1)
+           format("%s shared memory at %zu as it was before thread %u wrote: no fence.proxy.async",
+                  write ? "a copy finds" : "wgmma reads", size_t(address), w.thread - 1)
                .c_str(),
            line);
   for (uint64_t at = place / 2; at < place / 2 + 8; at++) {
@@ -1257,9 +1261,10 @@ void Machine::watch_async(Thread& t, uint64_t address, bool write, unsigned line
     read_async_[granule * warps_ + t.warp] = now;
     return;
   }
-  for (uint32_t warp = 0; warp < warps_; warp++)
-    if (const Access& read = read_async_[granule * warps_ + warp]; meets(read, now, Space::shared))
-      race(t, Space::shared, address, write, read, "reads", line);
+  for (const std::vector<Access>* reads : {&read_async_, &read_by_warp_})
+    for (uint32_t warp = 0; warp < warps_; warp++)
+      if (const Access& read = (*reads)[granule * warps_ + warp]; meets(read, now, Space::shared))
+        race(t, Space::shared, address, write, read, "reads", line);
   written_[granule] = {};
 }
 
@@ -1279,6 +1284,7 @@ void Machine::watch(Thread& t, Space space, uint64_t address, unsigned bytes, bo
     for (uint32_t warp = 0; warp < warps_ && !read_async_.empty(); warp++)
       if (const Access& read = read_async_[place / shared_granule * warps_ + warp]; meets(read)) race(read, "reads");
   }
+  if (space == Space::shared && !write) read_by_warp_[place / shared_granule * warps_ + t.warp] = now;
   std::vector<Cell>* cells = &cells_;
   uint64_t first = place / 2;
   if (space == Space::global) {  // (an access lies on a boundary of its size: in one piece)
@@ -1319,12 +1325,12 @@ std::string Machine::place(unsigned line) const {
     if (i == line) return source + ": " + text.substr(comment + 3);
     if (text.find_first_not_of(' ') == comment && i > 1) source = text.substr(comment + 3);
   }
-  return kernel_->file + words(":%u", line);
+  return kernel_->file + format(":%u", line);
 }
 
 std::string Machine::who(const Thread& t) const {
-  return words("block (%u,%u,%u) of (%u,%u,%u), thread (%u,%u,%u) of (%u,%u,%u)", t.ctaid.x, t.ctaid.y, t.ctaid.z,
-               grid_.x, grid_.y, grid_.z, t.tid.x, t.tid.y, t.tid.z, block_.x, block_.y, block_.z);
+  return format("block (%u,%u,%u) of (%u,%u,%u), thread (%u,%u,%u) of (%u,%u,%u)", t.ctaid.x, t.ctaid.y, t.ctaid.z,
+                grid_.x, grid_.y, grid_.z, t.tid.x, t.tid.y, t.tid.z, block_.x, block_.y, block_.z);
 }
 
 void Machine::report(Thread& t, unsigned line, const std::string& what) {
@@ -1348,15 +1354,15 @@ void Machine::fault(Thread& t, Space space, uint64_t address, unsigned bytes, un
   if (space == Space::global) {
     what = "global memory: " + explain(reinterpret_cast<const void*>(address), bytes);
   } else if (space == Space::shared) {
-    what = words(
+    what = format(
         "shared memory: %u bytes at %zu, which are not all inside one variable (the block has %u bytes, dynamic ones "
         "from %u)",
         bytes, size_t(address), t.shared_bytes, kernel_->description->dynamic_at);
   } else if (space == Space::local) {
-    what = words("%u bytes at 0x%zx, which are neither device memory nor shared memory nor the thread's own", bytes,
-                 size_t(address));
+    what = format("%u bytes at 0x%zx, which are neither device memory nor shared memory nor the thread's own", bytes,
+                  size_t(address));
   } else {
-    what = words("parameters: %u bytes at %zu of %zu", bytes, size_t(address), kernel_->parameter_bytes);
+    what = format("parameters: %u bytes at %zu of %zu", bytes, size_t(address), kernel_->parameter_bytes);
   }
   if (misaligned) what += ", not on a boundary of their size";
   end(misaligned ? Fault::misaligned_address : Fault::illegal_address, t, line, what);

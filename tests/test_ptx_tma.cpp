@@ -211,6 +211,14 @@ const bool made = [] {
     if (!contains(body, c.what)) throw std::logic_error(c.what);
     entry(c.kernel(), parameters, replaced(body, c.what, c.by));
   }
+  const auto all = [](std::string text, std::initializer_list<std::pair<const char*, const char*>> changes) {
+    for (const auto& [what, by] : changes) text = replaced(text, what, by);
+    return text;
+  };
+  entry("read_by_both", parameters,
+        all(body, {{"%r12, %r1, 48", "%r12, %r2, 48"},
+                   {"[%r11+8], 2;", "[%r11+8], 1;"},
+                   {"@%p2 bra GIVEN", "@%p1 bra GIVEN"}}));
   entry("cluster", parameters, cluster_body);
   for (const Change& c : cluster_changes) {
     if (!contains(cluster_body, c.what)) throw std::logic_error(c.what);
@@ -321,6 +329,12 @@ TEST_CASE("tma: what is not waited for is not there, and what is refused") {
     CHECK(contains(r.text, "compute capability 9.0"));
   }
   const Environment set("PTX_RACES", "1");
+  for (const char* order : {"forward", "reverse"}) {  // (the warp that has read last is not always the one that races)
+    const Environment in_order("PTX_ORDER", order);
+    const Run r = run("read_by_both", in, 0, 0);
+    INFO(order << ": " << r.text);
+    CHECK(contains(r.text, "a race"));
+  }
   const Device<uint16_t> small(lines * pitch / 2);
   const Run r = run("boxes", small, 0, 0);
   CHECK(r.fault == Fault::illegal_address);

@@ -70,6 +70,9 @@ const bool made = [] {
   changed("no_commit", "wgmma.commit_group.sync.aligned;\n", "");
   changed("left_under_way", "wait_group.sync.aligned 0", "wait_group.sync.aligned 1");
   changed("written_too_early", "// under way\n", "mov.u32 %r30, 0;\nst.shared.u32 [%r12], %r30;\n");
+  changed("three_warps", "bar.sync 0;\n", "bar.sync 0;\nsetp.gt.u32 %p2, %r1, 95;\n@%p2 ret;\n");
+  changed("factors_of_warps", "bar.sync 0;\n",
+          "bar.sync 0;\nshr.u32 %r13, %r1, 5;\ncvt.u64.u32 %rd9, %r13;\nadd.s64 %rd11, %rd11, %rd9;\n");
   changed("no_sums_before", "setp.ne.u32 %p1, 1, 0;", "setp.ne.u32 %p1, 0, 0;");
   // A in registers: number i of thread t's eight is the bf16 of these bits.
   std::string factor;
@@ -221,6 +224,8 @@ TEST_CASE("wgmma: what is refused") {
     CHECK(contains(r.text, why));
   };
   refused(run("no_fence", tiles), "wgmma.fence is missing");
+  for (const char* name : {"factors_of_warps", "three_warps"})
+    refused(run(name, tiles), "the warps of a warpgroup have not asked for the same products");
   refused(run("along00", tiles, 0, along_k(a_bytes, 0)), "swizzle of 128 bytes");
   refused(run("along00", tiles, along_k(0, 0) | uint64_t{1} << 49, along_k(a_bytes, 0)), "base offset");
   refused(run("along00", tiles, along_k(0, 0), descriptor(a_bytes, 0, 8192)), "not all inside one variable");
