@@ -155,13 +155,15 @@ inline void* device_allocate(Device device, size_t bytes) {
   const double mib = bytes / 1048576.0;
   if (device == Device::cuda) {
 #ifdef __CUDACC__
-    if (cudaMalloc(&p, bytes) != cudaSuccess) {
+    const cudaError_t allocation_on_gpu = cudaMalloc(&p, bytes);
+    if (allocation_on_gpu == cudaErrorMemoryAllocation) {
       cudaGetLastError();
       size_t free_bytes = 0, total = 0;
       cudaMemGetInfo(&free_bytes, &total);
       fail("out of memory: %.0f MiB asked for on the GPU, %.0f MiB free; use a smaller batch, context or model", mib,
            free_bytes / 1048576.0);
     }
+    CUDA_CHECK(allocation_on_gpu);
     if (fill_fresh_memory) CUDA_CHECK(cudaMemset(p, 0xFF, bytes));
 #else
     fail("this build has no CUDA: it was made without nvcc");

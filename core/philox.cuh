@@ -96,15 +96,13 @@ HD uint64_t random_below(uint64_t seed, uint64_t stream, uint64_t index, uint64_
   }
 }
 
-// N(0,1), host only (Box & Muller 1958): a pair of uniforms (u,v) gives sqrt(-2 ln u) times the cosine and
-// the sine of 2 pi v. u >= 2^-53, so |z| <= 8.58. In double with this project's own log, cos and sin: initial
-// weights have the same bits on every machine.
 struct NormalPair {
   double z[2];
 };
 
-//
-// Without a branch and compiled into its caller, so that a loop makes a vector of pairs at a time.
+// N(0,1), host only (Box & Muller 1958): a pair of uniforms (u,v) gives sqrt(-2 ln u) times the cosine and the sine of
+// 2 pi v. u >= 2^-53, so |z| <= 8.58. In double with this project's own log, cos and sin: initial weights have the same
+// bits on every machine. Without a branch and compiled into its caller: a loop makes a vector of pairs at a time.
 [[gnu::always_inline]] inline NormalPair normal_pair(uint64_t seed, uint64_t stream, uint64_t index) {
   const double log = host_detail::log_sum(positive_uniform_double(seed, stream, 2 * index)).high;
   const double radius = std::sqrt(-2.0 * log);

@@ -25,7 +25,7 @@ using gated::format;
 
 struct Access {
   uint32_t pc;     // return address, relative to the static variables
-  uint32_t block;  // counted over all launches; 0: none
+  uint32_t block;  // or cluster, counted over all launches; 0: none
   uint32_t time;   // see Clock
   uint16_t thread;
   uint8_t bytes;  // of the word, as a mask; 0: this entry is free
@@ -173,8 +173,8 @@ const std::string& line_of(uint32_t pc) {
 
 std::string in_words(const Race& race) {
   const auto who = [](const Access& a) {
-    const uint32_t i = a.block - first_block;
-    return format("block (%u,%u,%u) thread %u", i % gridDim.x, i / gridDim.x % gridDim.y, i / gridDim.x / gridDim.y,
+    const size_t i = (a.block - first_block) * (dynamic_capacity / dynamic_piece);  // of a cluster, its first
+    return format("block (%zu,%zu,%zu) thread %u", i % gridDim.x, i / gridDim.x % gridDim.y, i / gridDim.x / gridDim.y,
                   a.thread);
   };
   const Access &now = race.now, &before = race.before;

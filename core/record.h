@@ -19,7 +19,6 @@ class Record {
   void repeat() const {
     for (const Step& step : steps_) step.call(step.bytes.get());
   }
-  void clear() { steps_.clear(); }
 
  private:
   struct Step {

@@ -741,8 +741,8 @@ void run_grid(dim3 grid, dim3 shape, unsigned ranks, size_t shared_bytes, void (
           "simt: a grid of (%u,%u,%u) blocks, expected (1,1,1) to (2147483647,65535,65535)", grid.x, grid.y, grid.z);
   require(ranks >= 1 && grid.x % ranks == 0,
           "simt: a grid of (%u,%u,%u) blocks, expected a multiple of the cluster's %u", grid.x, grid.y, grid.z, ranks);
-  require(ranks == 1 || (threads % warpSize == 0 && ranks * threads <= max_threads),
-          "simt: clusters of %u blocks of %zu threads, expected whole warps, and at most %u threads", ranks,
+  require(ranks == 1 || (ranks <= 8 && threads % warpSize == 0 && ranks * threads <= max_threads),
+          "simt: clusters of %u blocks of %zu threads, expected at most 8 blocks, whole warps, and %u threads", ranks,
           size_t(threads), max_threads);
   gated::shared_must_be_asked_for(0, shared_bytes, config.shared_limit);
   require(!running.exchange(true), "simt: a launch while a kernel runs (in a kernel, or on a second OS thread)");

@@ -85,7 +85,7 @@ class MbarrierCount {
   }
   constexpr const char* arrive(uint32_t announced_bytes) {
     if (awaited_ == 0) return "an arrival at a barrier of which all have come in this phase";
-    if (announced_bytes > most) return "an arrival that announces more than 2^20 - 1 bytes";
+    if (announced_bytes > most - bytes_) return "arrivals that announce more than 2^20 - 1 bytes";
     awaited_--, bytes_ += announced_bytes;
     end_phase();
     return nullptr;

@@ -194,7 +194,10 @@ class WgmmaSums {
   static constexpr int count = columns / 2;
   float x[count];
 
-  void fence() { fenced_ = true; }
+  void fence() {
+    fenced_ = true;
+    if (done_ == asked_) memcpy(under_way_, x, sizeof x);
+  }
   void commit() { group_++; }
 
   template <bool a_along, bool b_along>
@@ -209,6 +212,7 @@ class WgmmaSums {
   template <int pending>
   void wait(simt::Place at = simt::Place::here()) {
     fenced_ = false;
+    if (done_ == asked_) return;
     WgmmaSums* record = this;
     for (; done_ < asked_ && products_[done_ % most].group + pending < group_; done_++) {
       simt::collective(~0u, record, multiply_of_warp, at);
@@ -233,8 +237,8 @@ class WgmmaSums {
     for (uint64_t descriptor : {p.a, p.b})
       if (const char* const wrong = wgmma_refuses(descriptor)) fail("%s: %016zx", wrong, size_t(descriptor));
     if (done_ == asked_) {
-      require(fenced_, "wgmma: a thread's sums were in its own hands, expected a fence before they are added to");
-      memcpy(under_way_, x, sizeof x);
+      require(fenced_ && !memcmp(under_way_, x, sizeof x),
+              "wgmma: a thread's sums were in its own hands, expected a fence before they are added to");
       memset(x, 0xff, sizeof x);
     }
     for (float sum : x) require(float_bits(sum) == ~0u, "wgmma: sums were written to before they were waited for");

@@ -65,6 +65,27 @@ TEST_CASE("device: what cannot be is refused", "[device][bitwise]") {
   REQUIRE_NOTHROW(grid_of((size_t{1} << 31) - 1));
 }
 
+#ifdef __CUDACC__
+TEST_CASE("device: memory that a GPU refuses for another reason is not called a lack of it", "[device][bitwise]") {
+  Context ctx(kernel_device);
+  CUDA_CHECK(cudaStreamBeginCapture(ctx.stream, cudaStreamCaptureModeThreadLocal));
+  REQUIRE_THROWS_WITH(Buffer<float>(ctx.device, 10), Catch::Contains("not permitted when stream is capturing"));
+  cudaGraph_t graph;
+  cudaStreamEndCapture(ctx.stream, &graph);
+  cudaGetLastError();
+}
+
+TEST_CASE("device: uploads go on behind a refusal of more staging memory", "[device][bitwise]") {
+  Context ctx(kernel_device);
+  const std::vector<float> host(100, 3.0f);
+  Buffer<float> x(ctx.device, host.size());
+  ctx.reserve_staging(1000);
+  REQUIRE_THROWS_AS(ctx.reserve_staging(size_t{1} << 60), Error);
+  ctx.upload(x.data(), host.data(), host.size());
+  REQUIRE(x.download() == host);
+}
+#endif
+
 TEST_CASE("device: scratch grows until it is planned, and a plan that is too small is an error", "[device][bitwise]") {
   Context ctx(kernel_device);
   float* small = ctx.scratch(10);

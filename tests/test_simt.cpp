@@ -412,6 +412,8 @@ TEST_CASE("simt: static and dynamic shared memory share one limit") {
                                                  "expected at most %zu in all",
                                                  limit - 16383, limit)));
   }
+  REQUIRE(contains(fault(shared_is_nan_kernel<6145>, 1, 1, 0, &nan, false),
+                   "launch: 49160 bytes of static shared memory, expected at most 49152"));
   const SharedLimit of_a_block(10000);
   REQUIRE(contains(said(0), "16384 bytes of static and 0 of dynamic"));
 }

@@ -180,6 +180,11 @@ __global__ void pairs_kernel(float* sums, const __grid_constant__ TensorMap map,
   if (mistake != PairMistake::no_last_barrier) cluster_barrier();
 }
 
+__global__ void race_of_second_cluster_kernel() {
+  DYNAMIC_SHARED(unsigned, word);
+  if (blockIdx.x >= ranks) *word = threadIdx.x;
+}
+
 std::vector<float> pairs(const Lines& m, PairMistake mistake = PairMistake::none) {
   std::vector<float> sums(ranks * of_pairs);
   simt::launch_clusters(pairs_kernel, ranks, 96, ranks, ring_bytes(ranks), sums.data(), m.map(), mistake);
@@ -206,6 +211,10 @@ TEST_CASE("tma: what does not keep to the ring is seen", "[tma]") {
   CHECK(contains(refused(Mistake::announces_nothing), "copies are under way into its shared memory"));
   CHECK(contains(refused(Mistake::ends_early), "deadlock"));
   CHECK(contains(refused(Mistake::off_boundary), "off a boundary of 1024"));
+  MbarrierCount count;
+  CHECK(!count.init(2));
+  CHECK(!count.arrive((1 << 20) - 1));
+  CHECK(contains(count.arrive(1), "announce more than 2^20 - 1 bytes"));
   if (simt::under_race_shadow) {
     for (Mistake mistake : {Mistake::gives_back_early, Mistake::no_block_barrier}) {
       INFO(int(mistake));
@@ -233,11 +242,14 @@ TEST_CASE("tma: what blocks of a cluster do wrong to each other is seen", "[tma]
   CHECK(contains(refused(PairMistake::gives_back_here), "deadlock"));
   CHECK(contains(refused(PairMistake::barrier_of_one_block), "at a cluster barrier in tests/test_tma.cpp"));
   CHECK(contains(refused(PairMistake::static_shared), "static shared memory in a cluster"));
-  if (simt::under_race_shadow)
+  if (simt::under_race_shadow) {
     for (PairMistake mistake : {PairMistake::gives_back_early, PairMistake::no_block_barrier}) {
       INFO(int(mistake));
       CHECK(contains(refused(mistake), "unordered"));
     }
+    CHECK(contains(refusal([] { simt::launch_clusters(race_of_second_cluster_kernel, 4, 32, ranks, 4); }),
+                   "block (2,0,0) thread 1 writes"));
+  }
   const auto launch = [&](dim3 grid, dim3 block, unsigned cluster) {
     return refusal([&] {
       simt::launch_clusters(pairs_kernel, grid, block, cluster, 0, static_cast<float*>(nullptr), m.map(),
@@ -245,8 +257,9 @@ TEST_CASE("tma: what blocks of a cluster do wrong to each other is seen", "[tma]
     });
   };
   CHECK(contains(launch(3, 96, 2), "a grid of (3,1,1) blocks, expected a multiple of the cluster's 2"));
-  CHECK(contains(launch(2, 100, 2), "clusters of 2 blocks of 100 threads, expected whole warps"));
-  CHECK(contains(launch(4, 512, 4), "at most 1024 threads"));
+  CHECK(contains(launch(18, 32, 9), "clusters of 9 blocks of 32 threads, expected at most 8 blocks"));
+  CHECK(contains(launch(2, 100, 2), "clusters of 2 blocks of 100 threads"));
+  CHECK(contains(launch(4, 512, 4), "and 1024 threads"));
 }
 
 TEST_CASE("tma: matrices of which there is no map", "[tma]") {

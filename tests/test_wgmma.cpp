@@ -34,7 +34,16 @@ struct Tiles {
   }
 };
 
-enum class Mistake { none, no_fence, no_wait, waits_for_too_few, writes_too_early, touches_sums, plain_descriptor };
+enum class Mistake {
+  none,
+  no_fence,
+  fences_too_early,
+  no_wait,
+  waits_for_too_few,
+  writes_too_early,
+  touches_sums,
+  plain_descriptor
+};
 
 // One product of 64 x 256 x 64: four instructions, two groups.
 template <bool a_along, bool b_along>
@@ -55,6 +64,7 @@ __global__ void product_kernel(float* out, const bf16* A, const bf16* B, const f
   fence_proxy_async();
   __syncthreads();
   if (mistake != Mistake::no_fence) sums.fence();
+  if (mistake == Mistake::fences_too_early) sums.x[5] = 1;
   const uint32_t a = shared_address(tiles), b = a + uint32_t(a_bytes);
   for (uint32_t k = 0; k < depth; k += 16) {
     uint64_t of_a = wgmma_descriptor(a + (a_along ? 128 * k : 2 * k), 0, 1024);
@@ -68,6 +78,11 @@ __global__ void product_kernel(float* out, const bf16* A, const bf16* B, const f
     sums.wait<1>();
   else if (mistake != Mistake::no_wait)
     sums.wait<0>();
+  if (mistake == Mistake::none) {  // a wait for nothing changes nothing
+    sums.x[7] = -sums.x[7];
+    sums.wait<0>();
+    sums.x[7] = -sums.x[7];
+  }
   for_wgmma_sums(0, columns / 2, [&](int i, int m, int n) { out[m * columns + n] = sums.x[i]; });
 }
 
@@ -153,7 +168,8 @@ TEST_CASE("wgmma: what a kernel does too early is seen", "[wgmma]") {
     CHECK(contains(refused(Mistake::writes_too_early), "unordered"));
   else
     REQUIRE_FALSE(right(t, product(t, false, false, true, Mistake::writes_too_early)));
-  CHECK(contains(refused(Mistake::no_fence), "expected a fence"));
+  for (Mistake mistake : {Mistake::no_fence, Mistake::fences_too_early})
+    CHECK(contains(refused(mistake), "expected a fence"));
   CHECK(contains(refused(Mistake::touches_sums), "written to before they were waited for"));
   CHECK(contains(refused(Mistake::plain_descriptor), "swizzle of 128 bytes"));
 }
