@@ -1,16 +1,16 @@
 // simt: how the fibers of one block take turns; what it promises is in simt.h. tests/test_simt.cpp
 //
-// A thread that must wait switches straight to the next runnable thread's fiber, without a scheduler in
-// between. A fiber whose thread returns takes up the next thread that has not begun, so a block that never
-// waits runs on one fiber. When a fault is found the fiber that found it switches back to the launching
-// stack, which resumes each waiting fiber once to throw Unwind through its kernel: destructors run and the
-// fibers can be used again.
+// A thread that must wait switches straight to the next runnable thread's fiber, without a scheduler in between. A
+// fiber whose thread returns takes up the next thread that has not begun, so a block that never waits runs on one
+// fiber. When a fault is found the fiber that found it switches back to the launching stack, which resumes each waiting
+// fiber once to throw Unwind through its kernel: destructors run and the fibers can be used again.
 #include "core/simt.h"
 
 #include <boost/context/fiber.hpp>
 #include <boost/context/protected_fixedsize_stack.hpp>
 #include <algorithm>
 #include <atomic>
+#include <bit>
 #include <charconv>
 #include <cstdio>
 #include <cstdlib>
@@ -197,9 +197,9 @@ struct Warp {
 
 // A barrier of a block, or of the cluster.
 struct Meeting {
-  unsigned live = 0;         // of its threads, those that have not returned
-  Votes coming{}, passed{};  // now, and the time before
-  Thread* first = nullptr;   // of those who have come
+  unsigned live = 0;        // of its threads, those that have not returned
+  unsigned coming = 0;      // of these, those that have come
+  Thread* first = nullptr;  // of those who have come
   shadow::Known gathered{}, over{};
 };
 
@@ -441,31 +441,29 @@ __forceinline__ void wait_for_turn() {
 
 // Where all have come who are left, they go on.
 void try_meeting(Meeting& m) {
-  if (m.live == 0 || m.coming.all < m.live) return;
-  m.passed = std::exchange(m.coming, {});
+  if (m.live == 0 || m.coming < m.live) return;
+  m.coming = 0;
   m.over = std::exchange(m.gathered, {});
   if (block.ranks == 1) shadow::block_synced();
   for (Thread* t = block.threads; t != block.threads + block.size; t++)
     if (t->state == State::at_barrier && t->meeting == &m) make_runnable(*t);
 }
 
-__forceinline__ Votes meet(Meeting& m, bool vote, Place at) {
+__forceinline__ void meet(Meeting& m, Place at) {
   Thread& me = *block.current;
   me.at = at;
   me.meeting = &m;
   me.frame = __builtin_frame_address(0);
   me.calls = hash_of_calls(me);
   me.state = State::at_barrier;
-  if (!m.coming.all) m.first = &me;
+  if (!m.coming) m.first = &me;
   if (&m != &block.cluster && !same_barrier(*m.first, me))  // (that one is not .aligned)
     fail("threads of one block meet at different barriers; %s", who_waits_where().c_str());
-  m.coming.yes += vote;
-  m.coming.all++;
+  m.coming++;
   if (block.ranks > 1) shadow::tells(m.gathered);
   try_meeting(m);
   wait_for_turn();
   if (block.ranks > 1) shadow::learns(m.over);
-  return m.passed;
 }
 
 // If all live lanes of `mask` wait for each other: combine their records and let them go.
@@ -639,12 +637,12 @@ void enter_static_shared(void* begin, size_t bytes) {
   memset(begin, 0xFF, bytes);
 }
 
-Votes barrier(bool vote, Place at) {
-  return meet(block.meetings[block.current->rank], vote, at);
+void barrier(Place at) {
+  meet(block.meetings[block.current->rank], at);
 }
 
 void cluster_barrier(Place at) {
-  meet(block.cluster, false, at);
+  meet(block.cluster, at);
 }
 
 unsigned cluster_rank() {
@@ -666,9 +664,8 @@ void collective(unsigned mask, void* record, Combine combine, Place at) {
   me.record = record;
   me.combine = combine;
   require(mask >> lane & 1, "lane %u is not in its own mask 0x%08x at %s:%d", lane, mask, at.file, at.line);
-  // Groups of lanes may wait side by side, and one lane may be far ahead of another; but two lanes that wait
-  // for each other must do so in the same way. As the lanes of a group agree already, the first one speaks
-  // for all.
+  // Groups of lanes may wait side by side, and one lane may be far ahead of another; but two lanes that wait for each
+  // other must do so in the same way. As the lanes of a group agree already, the first one speaks for all.
   for (unsigned bits = warp.waiting & mask; bits; bits &= bits - 1) {
     const unsigned other_lane = std::countr_zero(bits);
     const Thread& other = block.threads[w * warpSize + other_lane];

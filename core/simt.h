@@ -19,7 +19,6 @@
 // Build: g++ -std=c++20 -I. <files> core/simt.cpp -lboost_context; -fsanitize=address,undefined on all of
 // them checks bounds, those of shared memory too. tests/test_simt.cpp, tests/test_planted_bugs.cpp
 #pragma once
-#include <bit>
 #include <cmath>
 #include <cstddef>
 #include <cstdint>
@@ -116,11 +115,8 @@ struct Place {
 };
 #define SIMT_HERE simt::Place at = simt::Place::here()
 
-// Waits for every thread of the block that has not returned. Returns how many came, and how many voted yes.
-struct Votes {
-  unsigned yes, all;
-};
-Votes barrier(bool vote, Place at);
+// Waits for every thread of the block that has not returned.
+void barrier(Place at);
 
 // Waits for every lane of `mask` that has not returned. Only a collective without `combine`, __syncwarp, orders memory:
 // after a shuffle or a vote a lane may not rely on what another has written before. Each lane brings a record on its
@@ -196,31 +192,11 @@ void launch(void (*kernel)(P...), dim3 grid, dim3 block, size_t shared_bytes, A&
   launch_clusters(kernel, grid, block, 1, shared_bytes, std::forward<A>(args)...);
 }
 
-// *p = f(*p) in one step; returns what was there.
-template <class T, class F>
-T atomic_update(T* p, F f) {
-  T old, next;
-  __atomic_load(p, &old, __ATOMIC_RELAXED);
-  do next = f(old);
-  while (!__atomic_compare_exchange(p, &old, &next, true, __ATOMIC_RELAXED, __ATOMIC_RELAXED));
-  return old;
-}
-
 }  // namespace simt
 
-// ---- block collectives
+// ---- block collective
 inline void __syncthreads(SIMT_HERE) {
-  simt::barrier(false, at);
-}
-inline int __syncthreads_count(int vote, SIMT_HERE) {
-  return simt::barrier(vote, at).yes;
-}
-inline int __syncthreads_or(int vote, SIMT_HERE) {
-  return simt::barrier(vote, at).yes > 0;
-}
-inline int __syncthreads_and(int vote, SIMT_HERE) {
-  const simt::Votes votes = simt::barrier(vote, at);
-  return votes.yes == votes.all;
+  simt::barrier(at);
 }
 
 // ---- warp collectives; `width` cuts the warp into segments that exchange among themselves
@@ -251,52 +227,22 @@ T __shfl_up_sync(unsigned mask, T value, unsigned delta, int width = warpSize, S
 inline unsigned __ballot_sync(unsigned mask, int vote, SIMT_HERE) {
   return simt::ballot(mask, vote, at);
 }
-inline int __any_sync(unsigned mask, int vote, SIMT_HERE) {
-  return simt::ballot(mask, vote, at) != 0;
-}
-inline int __all_sync(unsigned mask, int vote, SIMT_HERE) {
-  return simt::ballot(mask, !vote, at) == 0;
-}
 #undef SIMT_HERE
 
-// ---- atomics; no other thread runs meanwhile, but the compiler's atomics tell the race shadow what they are
+// ---- atomic; no other thread runs meanwhile, but the compiler's atomics tell the race shadow what they are
 template <class T>
 T atomicAdd(T* p, std::type_identity_t<T> value) {
-  return simt::atomic_update(p, [=](T old) { return old + value; });
-}
-template <class T>
-T atomicCAS(T* p, std::type_identity_t<T> expected, std::type_identity_t<T> desired) {
-  __atomic_compare_exchange(p, &expected, &desired, false, __ATOMIC_RELAXED, __ATOMIC_RELAXED);
-  return expected;
-}
-template <class T>
-T atomicMax(T* p, std::type_identity_t<T> value) {
-  return simt::atomic_update(p, [=](T old) { return old < value ? value : old; });
-}
-template <class T>
-T atomicMin(T* p, std::type_identity_t<T> value) {
-  return simt::atomic_update(p, [=](T old) { return value < old ? value : old; });
+  T old, next;
+  __atomic_load(p, &old, __ATOMIC_RELAXED);
+  do next = old + value;
+  while (!__atomic_compare_exchange(p, &old, &next, true, __ATOMIC_RELAXED, __ATOMIC_RELAXED));
+  return old;
 }
 
 // ---- bits
-inline unsigned __float_as_uint(float v) {
-  return std::bit_cast<unsigned>(v);
-}
-inline int __float_as_int(float v) {
-  return std::bit_cast<int>(v);
-}
-inline float __uint_as_float(unsigned v) {
-  return std::bit_cast<float>(v);
-}
-inline float __int_as_float(int v) {
-  return std::bit_cast<float>(v);
-}
 inline int __popc(unsigned v) {
   return __builtin_popcount(v);
 }
 inline int __ffs(int v) {
   return __builtin_ffs(v);
-}
-inline int __clz(int v) {
-  return v ? __builtin_clz(v) : 32;
 }

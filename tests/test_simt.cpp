@@ -64,12 +64,8 @@ __global__ void exchange_kernel(int* out, int rounds) {
 __global__ void votes_kernel(int* out, int stay) {
   const int t = threadIdx.x;
   if (t >= stay) return;
-  int* o = out + t * 8;
-  o[0] = __syncthreads_count(t % 3 == 0);
-  o[1] = __syncthreads_or(t == stay - 1), o[2] = __syncthreads_or(t == stay);
-  o[3] = __syncthreads_and(t < stay), o[4] = __syncthreads_and(t > 0);
-  o[5] = int(__ballot_sync(full, t % 2 == 0));
-  o[6] = __any_sync(full, t == stay - 1), o[7] = __all_sync(full, t > 0);
+  __syncthreads();
+  out[t] = int(__ballot_sync(full, t % 2 == 0));
 }
 
 template <class T>
@@ -107,10 +103,7 @@ __global__ void absent_lanes_kernel(float* out, bool returned) {
 
 __global__ void atomics_kernel(int* i, unsigned* u, float* f) {
   atomicAdd(i, 2);
-  atomicMax(i + 1, int(threadIdx.x));
-  atomicMin(i + 2, -int(threadIdx.x));
   atomicAdd(u, 1u);
-  atomicCAS(u + 1, threadIdx.x, threadIdx.x + 1);
   atomicAdd(f, 0.5f);
 }
 
@@ -270,19 +263,16 @@ TEST_CASE("simt: barriers keep a block together, in static and in dynamic shared
   });
 }
 
-TEST_CASE("simt: votes count the threads that have not returned") {
+TEST_CASE("simt: a barrier and a vote are those of the threads that have not returned") {
   in_every_order([] {
     for (int stay : {1, 20, 50, 64, 96}) {
-      std::vector<int> out(96 * 8, -1);
+      std::vector<int> out(96, -1);
       simt::launch(votes_kernel, 1, 96, 0, out.data(), stay);
       for (int t = 0; t < stay; t++) {
-        const int last = stay - 1, lanes = std::min(32, stay - t / 32 * 32);
-        const unsigned live = lanes == 32 ? full : (1u << lanes) - 1;
-        const std::array<int, 8> expected = {(stay + 2) / 3,      1,      0, 1, 0, int(live & 0x55555555u),
-                                             t / 32 == last / 32, t >= 32};
-        REQUIRE(std::equal(expected.begin(), expected.end(), out.begin() + t * 8));
+        const int lanes = std::min(32, stay - t / 32 * 32);
+        REQUIRE(out[t] == int(full >> (32 - lanes) & 0x55555555u));
       }
-      for (int i = stay * 8; i < 96 * 8; i++) REQUIRE(out[i] == -1);
+      for (int t = stay; t < 96; t++) REQUIRE(out[t] == -1);
     }
   });
 }
@@ -347,17 +337,13 @@ TEST_CASE("simt: a shuffle that reads a lane that is not there is a fault, and i
 
 TEST_CASE("simt: atomics and bits") {
   in_every_order([] {
-    int i[3] = {};
-    unsigned u[2] = {};
+    int i = 0;
+    unsigned u = 0;
     float f = 0;
-    simt::launch(atomics_kernel, 2, 100, 0, i, u, &f);
-    REQUIRE(std::array{i[0], i[1], i[2], int(u[0])} == std::array{400, 99, -99, 200});
-    REQUIRE(u[1] >= 1);
-    REQUIRE(f == 100.0f);
+    simt::launch(atomics_kernel, 2, 100, 0, &i, &u, &f);
+    REQUIRE((i == 400 && u == 200 && f == 100.0f));
   });
-  REQUIRE((__float_as_uint(-0.0f) == 0x80000000u && __uint_as_float(0x3F800000u) == 1.0f));
-  REQUIRE(__int_as_float(__float_as_int(2.5f)) == 2.5f);
-  REQUIRE(std::array{__popc(0xF0F0u), __ffs(0), __ffs(8), __clz(0), __clz(1)} == std::array{8, 0, 4, 32, 31});
+  REQUIRE(std::array{__popc(0xF0F0u), __ffs(0), __ffs(8)} == std::array{8, 0, 4});
   REQUIRE(std::array{sizeof(float4), alignof(float4), alignof(int2)} == std::array<size_t, 3>{16, 16, 8});
 }
 
