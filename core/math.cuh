@@ -1,9 +1,8 @@
 // math: exp, log, tanh, sigmoid, softplus, erf; the float results have the same bits on every CPU and GPU.
 //
-// libm and CUDA differ in the last bits, so float has its own polynomials, built from what IEEE 754 pins
-// down: + - * / sqrt fmaf, comparisons and integer operations. No branches, so plain loops over them
-// vectorise (AVX2, AVX-512; a CPU without FMA calls fmaf). No product feeds an addition, so a compiler
-// finds nothing to fuse.
+// libm and CUDA differ in the last bits, so float has its own polynomials, built from what IEEE 754 pins down: + - * /
+// sqrt fmaf, comparisons and integer operations. No branches, so plain loops over them vectorise (AVX2, AVX-512; a CPU
+// without FMA calls fmaf). No product feeds an addition, so a compiler finds nothing to fuse.
 //
 //   function         largest error, all floats   limits
 //   exact_exp        0.892 ulp                   denormal below -87.3, 0 below -103.97, inf above 88.72
@@ -161,8 +160,7 @@ HD float quotient(float n, float s) {
 #endif
 }
 
-// The k for which 2^-k x is in [3/4, 3/2), for a normal x. f = 2^-k x - 1 is then exact;
-// k = 0 near x = 1.
+// The k for which 2^-k x is in [3/4, 3/2), for a normal x. f = 2^-k x - 1 is then exact; k = 0 near x = 1.
 HD int32_t log_exponent(float x) {
   return int32_t(float_bits(x) - float_bits(0.75f)) >> 23;
 }

@@ -83,11 +83,10 @@ HD double positive_uniform_double(uint64_t seed, uint64_t stream, uint64_t index
   return uniform_double(seed, stream, index) + 0x1p-53;
 }
 
-// An integer in [0,n), n >= 1, without modulo bias (Lemire 2019, "Fast random integer generation in an
-// interval"): the high half of x*n for a 64-bit x. Of 2^64 values of x, 2^64 mod n too many would make some
-// results likelier; they are those whose low half is below 2^64 mod n, and they are drawn again, with the
-// retry number in the stream's top byte so that no other index is touched. A retry has a chance below n/2^64
-// and never above 1/2, so 256 in a row do not happen.
+// An integer in [0,n), n >= 1, without modulo bias (Lemire 2019, "Fast random integer generation in an interval"): the
+// high half of x*n for a 64-bit x. Of 2^64 values of x, 2^64 mod n too many would make some results likelier; they are
+// those whose low half is below 2^64 mod n, and they are drawn again, with the retry number in the stream's top byte so
+// that no other index is touched. A retry has a chance below n/2^64 and never above 1/2, so 256 in a row do not happen.
 HD uint64_t random_below(uint64_t seed, uint64_t stream, uint64_t index, uint64_t n) {
   const uint64_t surplus = (0 - n) % n;
   for (uint64_t retry = 0;; ++retry) {

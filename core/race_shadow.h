@@ -15,10 +15,9 @@
 // A pair of lines is reported once, with how often; the first pair that was found comes first. A read of shared memory
 // that is written only later is told as the race of the two, not as a read of nothing.
 //
-// Three accesses a word are kept, so a race with one of many concurrent readers alone can be missed. Not
-// understood: data handed over by flags (reported as a race), memcpy calls that g++ does not turn into loads
-// and stores (not seen), variables that kernels only read and that are neither const nor shared memory
-// (reported as unwritten).
+// Three accesses a word are kept, so a race with one of many concurrent readers alone can be missed. Not understood:
+// data handed over by flags (reported as a race), memcpy calls that g++ does not turn into loads and stores (not seen),
+// variables that kernels only read and that are neither const nor shared memory (reported as unwritten).
 //
 //   flags="-std=c++20 -O1 -g1 -gdwarf-4 -fopenmp -I. -DSIMT_RACE_SHADOW"     of DWARF 5 addr2line may name another file
 //   g++ $flags -fsanitize=thread -c tests/test_x.cpp tests/catch_main.cpp         every file but these two:
