@@ -425,17 +425,6 @@ cudaError_t cudaGetDeviceProperties(cudaDeviceProp* properties, int device) {
   });
 }
 
-cudaError_t cudaDriverGetVersion(int* version) {
-  return call([&] {
-    require_device("cudaDriverGetVersion", 0, version);
-    *version = CUDART_VERSION;
-  });
-}
-
-cudaError_t cudaRuntimeGetVersion(int* version) {
-  return cudaDriverGetVersion(version);
-}
-
 // ---- memory
 
 cudaError_t cudaMalloc(void** p, size_t bytes) {
@@ -592,11 +581,6 @@ cudaError_t cudaOccupancyMaxActiveBlocksPerMultiprocessorWithFlags(int* blocks, 
       refuse(cudaErrorInvalidValue, "occupancy: flags %u", flags);
     *blocks = blocks_at_once(function_of("occupancy", kernel), threads, dynamic);
   });
-}
-
-cudaError_t cudaOccupancyMaxActiveBlocksPerMultiprocessor(int* blocks, const void* kernel, int threads,
-                                                          size_t dynamic) {
-  return cudaOccupancyMaxActiveBlocksPerMultiprocessorWithFlags(blocks, kernel, threads, dynamic, cudaOccupancyDefault);
 }
 
 // ---- the driver, of which one function is asked for by name

@@ -356,11 +356,6 @@ cudaError_t cudaGetLastError() {
   return state().fault != cudaSuccess ? state().fault : std::exchange(last_error, cudaSuccess);
 }
 
-cudaError_t cudaPeekAtLastError() {
-  const std::lock_guard hold(state().lock);
-  return state().fault != cudaSuccess ? state().fault : last_error;
-}
-
 // ---- streams
 
 cudaError_t cudaStreamCreateWithFlags(cudaStream_t* stream, unsigned flags) {
