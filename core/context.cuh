@@ -247,7 +247,8 @@ class Context {
   };
   static void grow(Staging& s, size_t bytes) {
     if (bytes <= s.bytes) return;
-    if (s.memory) CUDA_CHECK(cudaFreeHost(s.memory));
+    if (s.memory) CUDA_CHECK(cudaFreeHost(std::exchange(s.memory, nullptr)));
+    s.bytes = 0;  // (where there is no memory for more)
     if (!s.copied) CUDA_CHECK(cudaEventCreateWithFlags(&s.copied, cudaEventDisableTiming));
     CUDA_CHECK(cudaMallocHost(&s.memory, bytes));
     s.bytes = bytes;
