@@ -11,6 +11,7 @@
 #include <algorithm>
 #include <boost/context/fiber.hpp>
 #include <boost/context/protected_fixedsize_stack.hpp>
+#include <cstdarg>
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
@@ -24,7 +25,6 @@
 #include <unordered_map>
 #include <utility>
 
-#include "core/check.h"
 #include "core/mma_lanes.h"
 #include "core/tma.h"
 #include "ptx/count.h"
@@ -33,7 +33,14 @@
 namespace ptx {
 namespace {
 
-using gated::format;
+[[gnu::format(printf, 1, 2)]] std::string words(const char* format, ...) {
+  char text[1024];
+  va_list arguments;
+  va_start(arguments, format);
+  vsnprintf(text, sizeof text, format, arguments);
+  va_end(arguments);
+  return text;
+}
 
 const char* environment(const char* name, const char* otherwise) {
   const char* value = getenv(name);
@@ -154,16 +161,15 @@ void* storage(const void* p, size_t n) {
 
 std::string explain(const void* p, size_t n) {
   const uint64_t at = number_of(p);
-  const std::string what = format("%zu bytes at 0x%zx", n, size_t(at));
+  const std::string what = words("%zu bytes at 0x%zx", n, size_t(at));
   if (!is_device_address(p)) return what + ", which is no device memory";
   auto after = live_allocations.upper_bound(at);
   if (after == live_allocations.begin()) return what + ", before every live allocation";
   const auto [begin, bytes] = *--after;
   const uint64_t from = at - begin;
-  if (from < bytes)
-    return what + format(", %zu bytes into a live allocation of %zu bytes", size_t(from), size_t(bytes));
-  return what + format(", %zu bytes past the end of the live allocation before it, of %zu bytes", size_t(from - bytes),
-                       size_t(bytes));
+  if (from < bytes) return what + words(", %zu bytes into a live allocation of %zu bytes", size_t(from), size_t(bytes));
+  return what + words(", %zu bytes past the end of the live allocation before it, of %zu bytes", size_t(from - bytes),
+                      size_t(bytes));
 }
 
 int compute_capability() {
@@ -706,7 +712,7 @@ std::string runs(const std::vector<uint32_t>& of) {
     if (text.size() > 200) return text + ", ...";
     for (end = i + 1; end < of.size() && of[end] == of[end - 1] + 1;) end++;
     text += i ? "," : "";
-    text += end - i > 1 ? format(" %u to %u", of[i], of[end - 1]) : format(" %u", of[i]);
+    text += end - i > 1 ? words(" %u to %u", of[i], of[end - 1]) : words(" %u", of[i]);
   }
   return text;
 }
@@ -718,11 +724,11 @@ void Machine::stuck() {
     const Fiber& f = *fibers_[i];
     where[f.state == Fiber::done
               ? "have returned"
-              : format("wait%s at ", f.state == Fiber::in_warp       ? format(" for lanes %08x", f.mask).c_str()
-                                     : f.state == Fiber::at_mbarrier ? format(" for parity %u of a barrier in phase %u",
-                                                                              f.parity, f.mbarrier->count.phase())
-                                                                           .c_str()
-                                                                     : "") +
+              : words("wait%s at ", f.state == Fiber::in_warp       ? words(" for lanes %08x", f.mask).c_str()
+                                    : f.state == Fiber::at_mbarrier ? words(" for parity %u of a barrier in phase %u",
+                                                                            f.parity, f.mbarrier->count.phase())
+                                                                          .c_str()
+                                                                    : "") +
                     place(f.line)]
         .push_back(i);
   }
@@ -771,7 +777,7 @@ bool Machine::complete(Fiber& f) {
     const std::vector<uint32_t> returned(missing.begin(), beyond), never(beyond, missing.end());
     std::string who = "all 32 lanes of a warp must execute this:";
     if (!returned.empty()) who += " lanes" + runs(returned) + " have returned";
-    if (!never.empty()) who += " lanes" + runs(never) + format(" are beyond the block's %u threads", threads_);
+    if (!never.empty()) who += " lanes" + runs(never) + words(" are beyond the block's %u threads", threads_);
     refuse(f.thread, who.c_str(), f.line);
   }
   if (counter_) counter_->warp_op(f.line);
@@ -1023,7 +1029,7 @@ void Machine::set_registers(Fiber* const* lanes) {
   if (wanted.count % 8 || wanted.count < 24 || wanted.count > 256)
     refuse(t, "setmaxnreg wants a multiple of 8 from 24 to 256", line);
   if (wanted.more ? wanted.count < mine.registers : wanted.count > mine.registers)
-    refuse(t, format("setmaxnreg: the warp has %u registers", mine.registers).c_str(), line);
+    refuse(t, words("setmaxnreg: the warp has %u registers", mine.registers).c_str(), line);
   mine.registers = wanted.count, mine.registers_line = line;
 }
 
@@ -1059,13 +1065,12 @@ Mbarrier& Machine::mbarrier_at(Thread& t, uint64_t address, bool is_made, unsign
   const uint32_t rank = fibers_[b.maker]->thread.rank, of_block = threads_ / ranks_;
   if (rank == t.rank) return b;
   if (fibers_[b.maker]->init_fences == b.init_fences)
-    refuse(
-        t,
-        format("another block does not see the barrier that thread %u made: no fence.mbarrier_init", b.maker).c_str(),
-        line);
+    refuse(t,
+           words("another block does not see the barrier that thread %u made: no fence.mbarrier_init", b.maker).c_str(),
+           line);
   const auto begin = fibers_.begin() + rank * of_block;
   if (std::all_of(begin, begin + of_block, [](auto& f) { return f->state == Fiber::done; }))
-    refuse(t, format("block %u of the cluster has ended, and its barrier is come to", rank).c_str(), line);
+    refuse(t, words("block %u of the cluster has ended, and its barrier is come to", rank).c_str(), line);
   return b;
 }
 
@@ -1124,7 +1129,7 @@ void Machine::copy_box(Thread& t, uint64_t to, uint64_t map, int32_t x, int32_t 
   if (to % gated::wgmma_group_bytes) refuse(t, "a box of swizzled lines begins off a boundary of 1024 bytes", line);
   if (counter_) counter_->copied(line, matrix, x, y);
   if (ranks == 0) return copy_box_here(t, to, matrix, x, y, mbarrier, line);
-  if (ranks >> ranks_) refuse(t, format("a copy into blocks %x of a cluster of %u", ranks, ranks_).c_str(), line);
+  if (ranks >> ranks_) refuse(t, words("a copy into blocks %x of a cluster of %u", ranks, ranks_).c_str(), line);
   for (uint32_t rank = 0; rank < ranks_; rank++)
     if (ranks >> rank & 1) {
       be_in_block(t, rank);
@@ -1138,7 +1143,7 @@ void Machine::copy_box_here(Thread& t, uint64_t to, const gated::TmaMatrix& matr
                             uint64_t mbarrier, unsigned line) {
   Mbarrier& b = mbarrier_at(t, mbarrier, true, line);
   if (fibers_[b.maker]->proxy_fences == b.fences)
-    refuse(t, format("copies do not see the barrier that thread %u made: no fence.proxy.async", b.maker).c_str(), line);
+    refuse(t, words("copies do not see the barrier that thread %u made: no fence.proxy.async", b.maker).c_str(), line);
   gated::tma_copy_box(matrix, x, y, [&](uint32_t place, uint64_t from, uint32_t elements) {
     const auto bytes = uint32_t(elements * sizeof(gated::bf16));
     const bool watched = std::exchange(t.watched, false);
@@ -1206,7 +1211,7 @@ void Machine::check_end() {
   for (uint32_t warp = 0; warp < warps_; warp++)
     if (const uint32_t all = all_beside(warp) * warp_size; all > all_registers && of_warp_[warp].registers_line)
       return wrong(warp, of_warp_[warp].registers_line,
-                   format("setmaxnreg: the warps have %u registers in all, and there are %u", all, all_registers));
+                   words("setmaxnreg: the warps have %u registers in all, and there are %u", all, all_registers));
 }
 
 // ---- races
@@ -1231,10 +1236,10 @@ bool Machine::meets(const Access& before, const Access& now, Space space) const 
 void Machine::race(Thread& t, Space space, uint64_t address, bool write, const Access& before, const char* did,
                    unsigned line) {
   end(Fault::launch_failure, t, line,
-      format("a race: thread %u %s %s memory at %zu, and so does thread %u%s, which %s it, with no barrier between: %s",
-             unsigned(t.warp * warp_size + t.lane), write ? "writes" : "reads",
-             space == Space::global ? "global" : "shared", size_t(address), before.thread,
-             in_other_block(before, space) ? " of another block" : "", did, place(before.line).c_str()));
+      words("a race: thread %u %s %s memory at %zu, and so does thread %u%s, which %s it, with no barrier between: %s",
+            unsigned(t.warp * warp_size + t.lane), write ? "writes" : "reads",
+            space == Space::global ? "global" : "shared", size_t(address), before.thread,
+            in_other_block(before, space) ? " of another block" : "", did, place(before.line).c_str()));
 }
 
 // An access of wgmma or of a copy of a box to 16 bytes of shared memory: by the async proxy, which sees what a thread
@@ -1246,8 +1251,8 @@ void Machine::watch_async(Thread& t, uint64_t address, bool write, unsigned line
   if (read_async_.empty()) read_async_.assign(shared_.size() / shared_granule * warps_, {});
   if (const Written& w = written_[granule]; w.thread && fibers_[w.thread - 1]->proxy_fences == w.fences)
     refuse(t,
-           format("%s shared memory at %zu as it was before thread %u wrote: no fence.proxy.async",
-                  write ? "a copy finds" : "wgmma reads", size_t(address), w.thread - 1)
+           words("%s shared memory at %zu as it was before thread %u wrote: no fence.proxy.async",
+                 write ? "a copy finds" : "wgmma reads", size_t(address), w.thread - 1)
                .c_str(),
            line);
   for (uint64_t at = place / 2; at < place / 2 + 8; at++) {
@@ -1325,12 +1330,12 @@ std::string Machine::place(unsigned line) const {
     if (i == line) return source + ": " + text.substr(comment + 3);
     if (text.find_first_not_of(' ') == comment && i > 1) source = text.substr(comment + 3);
   }
-  return kernel_->file + format(":%u", line);
+  return kernel_->file + words(":%u", line);
 }
 
 std::string Machine::who(const Thread& t) const {
-  return format("block (%u,%u,%u) of (%u,%u,%u), thread (%u,%u,%u) of (%u,%u,%u)", t.ctaid.x, t.ctaid.y, t.ctaid.z,
-                grid_.x, grid_.y, grid_.z, t.tid.x, t.tid.y, t.tid.z, block_.x, block_.y, block_.z);
+  return words("block (%u,%u,%u) of (%u,%u,%u), thread (%u,%u,%u) of (%u,%u,%u)", t.ctaid.x, t.ctaid.y, t.ctaid.z,
+               grid_.x, grid_.y, grid_.z, t.tid.x, t.tid.y, t.tid.z, block_.x, block_.y, block_.z);
 }
 
 void Machine::report(Thread& t, unsigned line, const std::string& what) {
@@ -1354,15 +1359,15 @@ void Machine::fault(Thread& t, Space space, uint64_t address, unsigned bytes, un
   if (space == Space::global) {
     what = "global memory: " + explain(reinterpret_cast<const void*>(address), bytes);
   } else if (space == Space::shared) {
-    what = format(
+    what = words(
         "shared memory: %u bytes at %zu, which are not all inside one variable (the block has %u bytes, dynamic ones "
         "from %u)",
         bytes, size_t(address), t.shared_bytes, kernel_->description->dynamic_at);
   } else if (space == Space::local) {
-    what = format("%u bytes at 0x%zx, which are neither device memory nor shared memory nor the thread's own", bytes,
-                  size_t(address));
+    what = words("%u bytes at 0x%zx, which are neither device memory nor shared memory nor the thread's own", bytes,
+                 size_t(address));
   } else {
-    what = format("parameters: %u bytes at %zu of %zu", bytes, size_t(address), kernel_->parameter_bytes);
+    what = words("parameters: %u bytes at %zu of %zu", bytes, size_t(address), kernel_->parameter_bytes);
   }
   if (misaligned) what += ", not on a boundary of their size";
   end(misaligned ? Fault::misaligned_address : Fault::illegal_address, t, line, what);

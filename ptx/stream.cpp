@@ -6,6 +6,7 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <chrono>
 #include <cstdarg>
 #include <cstdio>
 #include <cstdlib>
@@ -15,8 +16,6 @@
 #include <set>
 #include <thread>
 #include <utility>
-
-#include "core/clock.h"
 
 namespace ptx {
 namespace {
@@ -103,6 +102,10 @@ struct State {
   std::map<uint64_t, Capture> captures;
 };
 thread_local cudaError_t last_error = cudaSuccess;
+
+double now() {
+  return std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch()).count();
+}
 
 void say(const char* format, va_list arguments) {
   fprintf(stderr, "ptx: ");
@@ -439,8 +442,7 @@ cudaError_t cudaEventRecord(cudaEvent_t handle, cudaStream_t to) {
       event = {submit(to, {"an event", {}, {}}), 0, {}};
     } else {
       const auto seconds = std::make_shared<double>(0);
-      event = {
-          submit(to, {"an event", [seconds] { *seconds = gated::seconds_now(); }, {}}), 0, {}, false, true, seconds};
+      event = {submit(to, {"an event", [seconds] { *seconds = now(); }, {}}), 0, {}, false, true, seconds};
     }
   });
 }
