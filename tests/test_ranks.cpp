@@ -506,6 +506,14 @@ TEST_CASE("ranks: checkpoints, log and evaluation are those of one rank, and a r
     REQUIRE(fingerprint_of({0, said}) == whole);
     REQUIRE(f.read("one/step_00000008.safetensors") == f.read("two/step_00000008.safetensors"));
   }
+  // All of them know from the log which loss was the lowest: else some would save, and wait for the others.
+  const std::string worse = size +
+                            "--micro-batches=2 --lr=3 --min-lr=3 --clip=1e6 --steps=20 --warmup=20 --val-every=2 "
+                            "--save-every=10 --keep=0 --out=worse ";
+  const std::string ruined = trained(f, "{repo}/train " + worse);
+  REQUIRE(Checkpoint(best_checkpoint(f / "worse")).step() < 10);
+  fs::remove(f / "worse/step_00000020.safetensors");
+  REQUIRE(trained(f, launch(2) + worse + "--resume") == ruined);
   const std::string narrow = size + "--micro-batches=2 --precision=bf16 --save-every=3 --keep=0 --out=bf16 ";
   const std::string last = trained(f, "{repo}/train " + narrow);
   fs::remove(f / "bf16/step_00000006.safetensors");

@@ -39,6 +39,7 @@ Progress::Progress(Config& config, const Data& data, const RunMetadata& metadata
       terminal_(isatty(fileno(stdout)) && trainer.ranks.alone()),  // (mpirun passes on what a terminal of its own got)
       peak_(peak) {
   if (!config.out.empty() && trainer.ranks.leads()) open_log(config.out + "/log.jsonl", trainer.steps_done());
+  lowest_ = trainer.ranks.all(lowest_)[0];  // all ranks save together, those that have no log too
 }
 
 // Neither a time nor a name of the machine stands in it: two runs differ in it where they are not the same.
