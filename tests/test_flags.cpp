@@ -136,9 +136,9 @@ TEST_CASE("schedule: constant, then a line to the final rate; longer runs have i
   REQUIRE((s.at(71) < 1.0f && s.at(90) == Approx(0.6) && s.at(110) == 0.2f));
   Schedule longer = s;
   longer.steps = 500;
-  REQUIRE(steps_in_common(s, longer) == 70);
+  REQUIRE((steps_in_common(s, longer, 500) == 70 && steps_in_common(s, longer, 60) == 60));
   const Schedule cosine = {1.0f, 0.1f, 10, 110}, longer_cosine = {1.0f, 0.1f, 10, 120};
-  REQUIRE((steps_in_common(cosine, longer_cosine) == 10 && steps_in_common(cosine, cosine) == 110));
+  REQUIRE((steps_in_common(cosine, longer_cosine, 500) == 10 && steps_in_common(cosine, cosine, 500) == 110));
   REQUIRE((cosine.stable_until() == 0 && Schedule{1.0f, 0.1f, 1, 1, ScheduleKind::wsd, 0}.at(1) == 1.0f));
   const auto decay = [](const char* line) {
     return config_of_flags(std::string("--schedule=wsd ") + line).schedule.decay_steps();
@@ -192,6 +192,9 @@ TEST_CASE("resume: a checkpoint goes on under the flags that it was made with, b
   REQUIRE(contains(difference(plain, remembered("--vocab=32")), "was made with other data"));
   REQUIRE(difference(plain, remembered("--recompute=full")) == "");
   REQUIRE(difference(plain, remembered("--graph")) == "");
+  RunMetadata newer = plain;
+  newer["flag--wings"] = "2";
+  REQUIRE(difference(newer, plain) == "x: was made with \"--wings\"=\"2\", a flag that this program does not have");
   // As runs before this version wrote it.
   auto old = [](RunMetadata m, const std::map<std::string, std::string>& flags) {
     m.erase("hash--data");

@@ -80,7 +80,7 @@ std::vector<std::string> flags_of_run(const std::string& path, RunMetadata metad
   std::vector<std::string> flags;
   for (const auto& [key, value] : metadata) {
     if (!key.starts_with("flag--")) continue;
-    require(known.contains(key), "--from=%s: was made with %s=%s, a flag that this program does not have", path.c_str(),
+    require(known.contains(key), "%s: was made with %s=%s, a flag that this program does not have", path.c_str(),
             quote(key.substr(4)).c_str(), quote(value).c_str());
     flags.push_back(key.substr(4) + "=" + value);
   }
@@ -127,6 +127,7 @@ static std::string remedy(const std::string& flag, const std::string& path, cons
 }
 
 void require_same_run(const std::string& path, RunMetadata then, const RunMetadata& now, bool evaluates) {
+  flags_of_run(path, then);  // of flags that are not there nothing could be compared
   rename_old_flags(then);
   // What is compared, in the order of the table of flags: there a flag stands before those that follow from it, as
   // --attention-every does from --mixer.
@@ -141,8 +142,9 @@ void require_same_run(const std::string& path, RunMetadata then, const RunMetada
   for (const auto& [key, value] : now)
     if (!key.starts_with("flag")) (key.starts_with("hash") ? hashes : flags).push_back(key);
   const bool has_hashes = then.contains("hash--data");
+  const size_t behind = steps_behind(then);
   const bool same_rates =
-      now.contains("flag--lr") && steps_in_common(schedule_of(then), schedule_of(now)) >= steps_behind(then);
+      now.contains("flag--lr") && steps_in_common(schedule_of(then), schedule_of(now), behind) == behind;
   std::string was, is, names, remedies;
   for (const std::string& key : flags) {
     const std::string &value = now.at(key), flag = key.starts_with("flag") ? key.substr(4) : key;
@@ -174,7 +176,7 @@ std::optional<Checkpoint> newest_checkpoint(const Config& c, RunMetadata metadat
   // One that has gone on into a decay that this run does not have: the newest from before it.
   if (checkpoint && metadata.contains("flag--lr")) {
     const Schedule then = schedule_of(checkpoint->metadata()), now = schedule_of(metadata);
-    const size_t same = steps_in_common(then, now);
+    const size_t same = steps_in_common(then, now, checkpoint->step());
     const auto all = list_checkpoints(c.out);  // newest first
     if (then.kind == ScheduleKind::wsd && now.kind == then.kind && checkpoint->step() > same &&
         all.rbegin()->first <= same)

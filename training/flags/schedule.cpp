@@ -25,9 +25,9 @@ size_t Schedule::decay_steps() const {
   return decay ? decay : std::min(std::max<size_t>(1, steps / 5), steps - warmup);
 }
 
-size_t steps_in_common(const Schedule& a, const Schedule& b) {
+size_t steps_in_common(const Schedule& a, const Schedule& b, size_t most) {
   size_t step = 0;
-  while (step < std::min(a.steps, b.steps) && a.at(step + 1) == b.at(step + 1)) step++;
+  while (step < std::min({a.steps, b.steps, most}) && a.at(step + 1) == b.at(step + 1)) step++;
   return step;
 }
 

@@ -31,7 +31,7 @@ struct Schedule {
 // forget. Small models take 3e-4, wide ones less: 5.2e-5 at 768, 1e-5 at 4096. docs/train.md has what it was chosen on.
 float rate_of_trained(size_t hidden);
 
-// How many steps, from the first on, have the same rate in both.
-size_t steps_in_common(const Schedule& a, const Schedule& b);
+// How many steps, from the first on, have the same rate in both. No more than `most` are looked at.
+size_t steps_in_common(const Schedule& a, const Schedule& b, size_t most);
 
 }  // namespace gated
