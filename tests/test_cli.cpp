@@ -567,6 +567,10 @@ TEST_CASE_METHOD(Cli, "cli: --evaluate shows what the run showed of its last ste
 
   const std::string own = trained("--evaluate --val-batches=2 --device=cpu --out=run");  // its flags are the run's
   REQUIRE(own == seen.substr(0, own.size()));
+  write("run/step_00000013.safetensors", "");
+  const Said older = ended(train("--evaluate --val-batches=2 --device=cpu --out=run"));
+  REQUIRE((older.text == own && contains(older.err, "step_00000013.safetensors: file has 0 bytes")));
+  fs::remove(path / "run/step_00000013.safetensors");
   refused(
       small("--evaluate --norm=rmsnorm --hidden=16 --out=run"),
       "was made with --norm=gated --hidden=32, and --evaluate was given --norm=rmsnorm --hidden=16: leave --norm and "

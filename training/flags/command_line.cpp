@@ -180,17 +180,19 @@ static void apply_source(const std::vector<Flag>& flags, Config& config, const s
   for (const std::string& word : config.source->flags()) apply_word(flags, word, "--from=" + config.from, true);
 }
 
-// Sets the flags of the newest run in a folder, as far as its header says them: whoever opens it whole checks the rest.
+// Sets the flags of the run in a folder, as the newest header says them that can be read: whoever opens a checkpoint
+// whole checks the rest.
 static void apply_run(const std::vector<Flag>& flags, const std::string& folder) {
-  const auto all = list_checkpoints(folder);
-  if (all.empty()) return;
-  std::vector<std::string> words;
-  try {
-    words = flags_of_run(all.begin()->second, SafetensorsFile(all.begin()->second).header().metadata);
-  } catch (const Error&) {
+  for (const auto& [step, path] : list_checkpoints(folder)) {
+    RunMetadata metadata;
+    try {
+      metadata = SafetensorsFile(path).header().metadata;
+    } catch (const Error&) {
+      continue;
+    }
+    for (const std::string& word : flags_of_run(path, metadata)) apply_word(flags, word, "--out=" + folder, true);
     return;
   }
-  for (const std::string& word : words) apply_word(flags, word, "--out=" + folder, true);
 }
 
 ModelConfig with_flags(Config config, const std::string& line) {
