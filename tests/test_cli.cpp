@@ -829,6 +829,14 @@ TEST_CASE_METHOD(Cli, "cli: a stack too small for threads is made larger, or ref
   }
 }
 
+TEST_CASE_METHOD(Cli, "cli: a rank that may not choose its cores computes on those that it has", "[cli]") {
+  write("refuses.c", "int sched_setaffinity(void) { return -1; }");
+  done("gcc -shared -fPIC -o refuses.so refuses.c");
+  ended(train(tiny(),
+              "export OMPI_COMM_WORLD_LOCAL_SIZE=2 OMPI_COMM_WORLD_LOCAL_RANK=1 LD_PRELOAD=./refuses.so; "
+              "exec timeout 60 ./train"));
+}
+
 TEST_CASE_METHOD(
     Cli, "cli: a log or a checkpoint that cannot be read is not replaced, and a log that is no file makes nobody wait",
     "[cli]") {

@@ -32,18 +32,18 @@ static bool take_share_of_cores() {
   const size_t ranks = number_of_launcher("OMPI_COMM_WORLD_LOCAL_SIZE", "SLURM_NTASKS_PER_NODE");
   const size_t rank = number_of_launcher("OMPI_COMM_WORLD_LOCAL_RANK", "SLURM_LOCALID");
   if (ranks < 2 || rank >= ranks) return false;
-  cpu_set_t before, all, own;
+  cpu_set_t before = {}, all, own = {}, now = {};
   sched_getaffinity(0, sizeof before, &before);
   memset(&all, 0xFF, sizeof all);
   sched_setaffinity(0, sizeof all, &all);  // all that this process may have
   sched_getaffinity(0, sizeof all, &all);
   const size_t cores = size_t(CPU_COUNT(&all));
-  CPU_ZERO(&own);
   for (size_t cpu = 0, i = 0; cpu < CPU_SETSIZE; cpu++)
     if (CPU_ISSET(cpu, &all) && i++ * ranks / cores == rank) CPU_SET(cpu, &own);
   if (cores < ranks) own = all;
-  sched_setaffinity(0, sizeof own, &own);
-  return !CPU_EQUAL(&own, &before);
+  sched_setaffinity(0, sizeof own, &own);  // it may be refused
+  sched_getaffinity(0, sizeof now, &now);
+  return !CPU_EQUAL(&now, &before);
 #else
   return false;
 #endif
