@@ -9,11 +9,12 @@
 
 namespace gated {
 
-// With --keep=0 those of --save-every alone: when time or a validation saves one nobody knows before.
+// When time or a validation saves one nobody knows before: with --keep=0 they are left out.
 DiskUse disk_use(const Config& c, size_t checkpoint_bytes) {
   const size_t all = c.save_every.steps ? (c.steps - 1) / c.save_every.steps + 1 : 1;
   const size_t best = c.val_every > 0 || c.measure_every > 0, stable = c.schedule.stable_until() > 0;
-  DiskUse disk = {checkpoint_bytes, c.keep ? std::min(c.keep, all) + best + stable + 1 : all, 0, SIZE_MAX};
+  const size_t kept = std::min(c.keep, best || c.save_every.seconds ? c.steps : all);
+  DiskUse disk = {checkpoint_bytes, c.keep ? kept + best + stable + 1 : all, 0, SIZE_MAX};
   const size_t there = list_checkpoints(c.out).size();
   disk.more = double(disk.at_once - std::min(disk.at_once, there)) * double(checkpoint_bytes);
   std::error_code error;
