@@ -147,6 +147,8 @@ static std::string folder_of(const std::string& path) {
   return folder.empty() ? "." : folder.string();
 }
 
+// The lock says that the writer lives; the system drops it when the process ends, in whatever way. Its process id would
+// not do: containers hand out the same few again. Where locks are not supported, leftovers stay.
 static void remove_if_unlocked(const std::string& path) {
   const int descriptor = ::open(path.c_str(), O_RDWR | O_NOFOLLOW | O_NONBLOCK | O_CLOEXEC);
   if (descriptor < 0) return;
@@ -154,10 +156,28 @@ static void remove_if_unlocked(const std::string& path) {
   ::close(descriptor);
 }
 
+// The name to write under, once the temporary files of killed runs are deleted: of this path, and of any step and of the
+// best if this is a step. Before writing, because a full disk needs their space.
+static std::string cleared_way(const std::string& path) {
+  const std::string folder = folder_of(path), own = std::filesystem::path(path).filename().string();
+  for (const std::string& name : folder_names(folder)) {
+    const std::optional<std::string> target = finished_name(name);
+    if (target && (*target == own || (checkpoint_step(own) && (checkpoint_step(*target) || *target == best_name))))
+      remove_if_unlocked(folder + "/" + name);
+  }
+  return unfinished_name(path);
+}
+
+// Refuses what rename must not replace (a device such as /dev/null) or could not, after hours of writing (a folder).
+static std::string file_or_nothing(const std::string& path) {
+  struct stat s;
+  require(::stat(path.c_str(), &s) != 0 || S_ISREG(s.st_mode),
+          "%s: exists and is not a regular file: cannot replace it", path.c_str());
+  return path;
+}
+
 AtomicFile::AtomicFile(const std::string& path)
-    : path_(path), folder_(folder_of(path)), file_(clear_way(), O_WRONLY | O_CREAT | O_EXCL, 0666) {
-  // The lock says that the writer lives; the system drops it when the process ends, in whatever way. Its process id
-  // would not do: containers hand out the same few again. Where locks are not supported, leftovers stay.
+    : path_(file_or_nothing(path)), file_(cleared_way(path), O_WRONLY | O_CREAT | O_EXCL, 0666) {
   ::flock(file_.descriptor(), LOCK_EX | LOCK_NB);
 }
 
@@ -169,24 +189,7 @@ void AtomicFile::commit() {
   file_.sync();
   if (::rename(file_.path().c_str(), path_.c_str()) != 0) fail_errno(path_, "rename the finished file to");
   committed_ = true;
-  File(folder_, O_RDONLY | O_DIRECTORY).sync();  // the new name too must outlive a power cut
-}
-
-// Returns the name to write under, after refusing what rename must not replace (a device such as /dev/null)
-// or could not, after hours of writing (a folder), and after deleting the temporary files of killed runs:
-// of this path, and of any step and of the best if this is a step. Before writing, because a full disk needs their
-// space.
-std::string AtomicFile::clear_way() const {
-  struct stat s;
-  require(::stat(path_.c_str(), &s) != 0 || S_ISREG(s.st_mode),
-          "%s: exists and is not a regular file: cannot replace it", path_.c_str());
-  const std::string own = std::filesystem::path(path_).filename().string();
-  for (const std::string& name : folder_names(folder_)) {
-    const std::optional<std::string> target = finished_name(name);
-    if (target && (*target == own || (checkpoint_step(own) && (checkpoint_step(*target) || *target == best_name))))
-      remove_if_unlocked(folder_ + "/" + name);
-  }
-  return unfinished_name(path_);
+  File(folder_of(path_), O_RDONLY | O_DIRECTORY).sync();  // the new name too must outlive a power cut
 }
 
 void write_text(const std::string& path, const std::string& text) {
@@ -348,9 +351,9 @@ std::string hint_at_best(const std::string& folder) {
 
 void name_best(const std::string& folder, size_t step) {
   const std::string from = folder + "/" + checkpoint_name(step), to = best_checkpoint(folder);
-  const std::string unfinished = unfinished_name(to);
   std::error_code error;
   if (!is_there(from) || std::filesystem::equivalent(from, to, error)) return;
+  const std::string unfinished = cleared_way(to);
   std::filesystem::create_hard_link(from, unfinished, error);
   if (error) std::filesystem::copy_file(from, unfinished, error);
   if (!error) std::filesystem::rename(unfinished, to, error);

@@ -63,9 +63,7 @@ class AtomicFile {
   void commit();
 
  private:
-  std::string clear_way() const;
-
-  std::string path_, folder_;
+  std::string path_;
   File file_;
   bool committed_ = false;
 };
