@@ -79,6 +79,13 @@ struct Cli : Folder {
   std::string trained(const std::string& flags) const { return ended(train(flags)).text; }
   std::string fingerprint(const std::string& flags) const { return fingerprint_of(train(flags)); }
 
+  // What a shell says in front of ./train, for which this function takes the place of the system's.
+  std::string with_function(const std::string& in_c) const {
+    write("function.c", in_c);
+    done("cc -shared -fPIC -o function.so function.c");
+    return "LD_PRELOAD=./function.so ";
+  }
+
   // Refused: exit 1, nothing but one line "error: ..." on stderr, which names what is wrong.
   Said refused(const std::string& flags, const std::string& named, const std::string& how = "exec ./train") const {
     INFO(flags);
@@ -430,6 +437,7 @@ TEST_CASE_METHOD(Cli, "cli: the checkpoint of the lowest validation loss stays b
   // One killed between a save and the naming of the best has both when it goes on.
   fs::remove(path / "halves/best.safetensors");
   fs::copy_file(path / best, path / ("halves/" + checkpoint_name(step)));
+  write("halves/best.safetensors.tmp.1", "");
   for (int i = 0; i < 2; i++) trained(flags + "halves --resume");
   REQUIRE(read("halves/best.safetensors") == bytes);
   REQUIRE(files_in("halves") == 4);
@@ -766,6 +774,18 @@ TEST_CASE_METHOD(Cli,
   size_t steps = 0;
   for (const auto& entry : logged("run", "gradient_norm")) REQUIRE(entry["step"] == ++steps);
   REQUIRE(holds("run/" + checkpoint_name(steps)));
+  // Nor is the last line lost, where a save makes room.
+  const std::string once = with_function(R"(#define _GNU_SOURCE
+#include <errno.h>
+#include <string.h>
+#include <sys/syscall.h>
+#include <unistd.h>
+ssize_t write(int file, const void* bytes, size_t n) {
+  static int failed = 0;
+  return memmem(bytes, n, "top_dimension", 13) && !failed++ ? (errno = ENOSPC, -1) : syscall(SYS_write, file, bytes, n);
+})");
+  REQUIRE(ended(train(tiny("--out=last"), once + "./train")).err.empty());
+  REQUIRE(logged("last", "top_dimension").size() == 1);
 }
 
 // ---- outputs that fail, and data that goes away
@@ -834,11 +854,8 @@ TEST_CASE_METHOD(Cli, "cli: a stack too small for threads is made larger, or ref
 }
 
 TEST_CASE_METHOD(Cli, "cli: a rank that may not choose its cores computes on those that it has", "[cli]") {
-  write("refuses.c", "int sched_setaffinity(void) { return -1; }");
-  done("gcc -shared -fPIC -o refuses.so refuses.c");
-  ended(train(tiny(),
-              "export OMPI_COMM_WORLD_LOCAL_SIZE=2 OMPI_COMM_WORLD_LOCAL_RANK=1 LD_PRELOAD=./refuses.so; "
-              "exec timeout 60 ./train"));
+  const std::string refuses = with_function("int sched_setaffinity(void) { return -1; }");
+  ended(train(tiny(), refuses + "OMPI_COMM_WORLD_LOCAL_SIZE=2 OMPI_COMM_WORLD_LOCAL_RANK=1 timeout 60 ./train"));
 }
 
 TEST_CASE_METHOD(

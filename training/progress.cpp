@@ -205,7 +205,7 @@ void Progress::saved(size_t asked_for) {
     fflush(stdout);
   }
   last_ = seconds_now();
-  if (unwritten_.empty()) return;
+  if (write_rest()) return;  // the checkpoint has taken the place of an older one: there may be room
   fprintf(stderr, "warning: %s: cannot write: %s: its last %zd lines are missing, and are tried again with the next\n",
           log_->path().c_str(), strerror(log_error_), std::count(unwritten_.begin(), unwritten_.end(), '\n'));
 }
@@ -250,13 +250,17 @@ void Progress::open_log(const std::string& named, size_t steps_done) {
 void Progress::write(const std::string& line) {
   if (!log_) return;
   unwritten_ += line + "\n";
+  write_rest();
+}
+
+bool Progress::write_rest() {
   while (!unwritten_.empty()) {
     const ssize_t put = ::write(log_->descriptor(), unwritten_.data(), unwritten_.size());
     if (put < 0 && errno == EINTR) continue;
-    if (put < 0) log_error_ = errno;
-    if (put < 0) return;
+    if (put < 0) return log_error_ = errno, false;
     unwritten_.erase(0, size_t(put));
   }
+  return true;
 }
 
 // The cursor waits at the bar's first column. A terminal that is made narrower breaks the bar into rows below the

@@ -51,6 +51,7 @@ class Progress {
   std::string run_entry() const;
   bool is_lowest(size_t step, double validation_loss);
   void write(const std::string& line);  // to the log
+  bool write_rest();                    // what the last tries left over; whether that is nothing now
   std::string place(size_t step) const;
   void clear_bar() const;
   void draw_bar(size_t step, const std::string& left, size_t width) const;
