@@ -471,13 +471,13 @@ void list_file_flags(FlagTable& t, Config& c) {
                     "where checkpoints, log.jsonl and, at the end, measures.safetensors go; empty: nothing is written");
   t.parts(
       "--save-every", "steps, or a time as 90s, 30m or 2h",
-      "from one checkpoint to the next; one more at the end, where the validation loss is lower than any before, and "
-      "where SIGUSR1 asks for one",
+      "from one checkpoint to the next; one more at the end, before a --decay begins, where the validation loss is "
+      "lower than any before, and where SIGUSR1 asks for one",
       [&c](const std::string& text) { c.save_every = read_interval("--save-every", text); },
       [&c] { return interval_text(c.save_every); });
   t.number("--keep", c.keep, at_least(0),
-           "how many checkpoints are kept, the newest, beside best.safetensors, that of the lowest validation loss; "
-           "0: all");
+           "how many checkpoints are kept, the newest, beside the one from before a --decay and best.safetensors, that "
+           "of the lowest validation loss; 0: all");
   t.on_off("--resume", c.resume, "training/checkpoint/checkpoint.h",
            "continue bit for bit from the newest checkpoint in --out, or start where there is none");
   t.on_off("--change-precision", c.change_precision, "training/flags/run_metadata.h",
