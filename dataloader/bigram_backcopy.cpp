@@ -4,7 +4,6 @@
 #include <array>
 #include <numeric>
 
-#include "core/host_math.h"
 #include "core/philox.cuh"
 
 namespace gated {
@@ -82,31 +81,8 @@ void BigramBackcopy::sequence(size_t i, size_t T, int32_t* out) const {
   }
 }
 
-double BigramBackcopy::entropy_floor(size_t T) const {
-  std::vector<double> d(n_ + 1), q(n_ + 1), surprise(n_ + 1);
-  d[n_] = 1;
-  for (size_t a = 0; a <= n_; ++a)
-    for (size_t b = 0; b < n_; ++b)
-      if (const double p = probability(a, b); p > 0) surprise[a] -= p * host_log(p);
-  double sum = 0;
-  for (size_t t = 1; t <= T; ++t) {
-    std::vector<double> next_d = std::move(q), next_q(n_ + 1);
-    for (size_t a = 0; a <= n_; ++a) {
-      sum += d[a] * surprise[a];
-      for (size_t b = 0; b < n_; ++b) (is_trigger_[b] ? next_q[a] : next_d[b]) += d[a] * probability(a, b);
-    }
-    d = std::move(next_d), q = std::move(next_q);
-  }
-  return sum / double(T);
-}
-
 uint64_t BigramBackcopy::total(size_t a) const {
   return cumulative_[a * n_ + n_ - 1];
-}
-
-double BigramBackcopy::probability(size_t a, size_t b) const {
-  const uint64_t* row = &cumulative_[a * n_];
-  return double(row[b] - (b ? row[b - 1] : 0)) / double(total(a));
 }
 
 }  // namespace gated

@@ -47,16 +47,8 @@ class BigramBackcopy : public TokenStream {
 
   void sequence(size_t i, size_t T, int32_t* out) const override;
 
-  // The least mean loss any model can reach on sequences of T+1, in nats a token: the entropy of the choices
-  // made. After a trigger there is no choice. With d_t(x) the chance that x_t = x, no trigger, and q_t(x)
-  // that x_t is a trigger and x_{t-1} = x:
-  //   loss at t+1 = sum_x d_t(x) H(P_x)
-  //   d_{t+1}(y) = sum_x d_t(x) P_x(y) + q_t(y), y no trigger;  q_{t+1}(x) = d_t(x) P_x(triggers)
-  double entropy_floor(size_t T) const;
-
  private:
   uint64_t total(size_t a) const;
-  double probability(size_t a, size_t b) const;
 
   size_t n_;
   uint64_t seed_, split_;
