@@ -180,12 +180,15 @@ void train_to_the_end(Trainer& trainer, const Data& data, const RunMetadata& met
 
 // ---- what stands around the steps
 
-// False where there is nothing to go on with.
+// False where there is nothing to go on with. Refuses a folder of which the best alone is left: a run that begins would
+// write over it.
 bool resume(Trainer& trainer, const RunMetadata& metadata) {
   const Config& c = trainer.config;
   const std::optional<Checkpoint> checkpoint = newest_checkpoint(c, metadata);
   if (!checkpoint) {
-    printf("resume: %s holds no checkpoint yet: starting at step 1%s\n", c.out.c_str(), hint_at_best(c.out).c_str());
+    require(!is_there(best_checkpoint(c.out)), "--resume: %s holds no checkpoint to go on from: name another folder%s",
+            c.out.c_str(), hint_at_best(c.out).c_str());
+    printf("resume: %s holds no checkpoint yet: starting at step 1\n", c.out.c_str());
     return false;
   }
   try {
@@ -214,7 +217,7 @@ void print_sample(Trainer& trainer, const Data& data, const std::optional<Tokeni
 // Where --out may be written to: by a run that goes on, or one that begins.
 void require_no_other_run(const Config& c) {
   const bool own = c.resume || (c.evaluate && !c.source);
-  require(c.out.empty() || own || !find_latest(c.out),
+  require(c.out.empty() || own || (!find_latest(c.out) && !is_there(best_checkpoint(c.out))),
           "--out=%s: holds a run's checkpoints already: %sname another folder", c.out.c_str(),
           c.evaluate ? "" : "add --resume to go on with it, or ");
 }

@@ -201,8 +201,9 @@ TEST_CASE("from: what is no model, and what the model is not, is refused in one 
   fs::remove(f / "run/step_00000006.safetensors");
   for (const char* flags : {"--from=run", "--evaluate --from=run", "--evaluate --out=run", "--generate --out=run"})
     REQUIRE(ended(f.run(std::string("{repo}/train --device=cpu ") + flags), 1).text.ends_with(best));
-  REQUIRE(contains(f.done(small + "--position=learned --resume --out=run"), "starting at step 1" + best));
-  for (const auto& [step, path] : list_checkpoints(f / "run")) fs::remove(path);
+  const std::string anew = small + "--position=learned --out=run";
+  REQUIRE(ended(f.run(anew + " --resume"), 1).text.ends_with("to go on from: name another folder" + best));
+  require_refused(f.run(anew), "--out=run: holds a run's checkpoints already");
   fs::remove(f / "run/best.safetensors");
   REQUIRE(ended(from("run"), 1).text.ends_with("of Hugging Face's transformers\n"));
   ended(
