@@ -156,8 +156,8 @@ static void remove_if_unlocked(const std::string& path) {
   ::close(descriptor);
 }
 
-// The name to write under, once the temporary files of killed runs are deleted: of this path, and of any step and of the
-// best if this is a step. Before writing, because a full disk needs their space.
+// The name to write under, once the temporary files of killed runs are deleted: of this path, and of any step and of
+// the best if this is a step. Before writing, because a full disk needs their space.
 static std::string cleared_way(const std::string& path) {
   const std::string folder = folder_of(path), own = std::filesystem::path(path).filename().string();
   for (const std::string& name : folder_names(folder)) {

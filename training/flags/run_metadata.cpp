@@ -106,12 +106,6 @@ static Schedule schedule_of(const RunMetadata& metadata) {
   return config.schedule;
 }
 
-// How many steps the checkpoint with this metadata has behind it; all that can be where it does not say.
-static size_t steps_behind(const RunMetadata& metadata) {
-  const auto step = metadata.find("step");
-  return step == metadata.end() ? SIZE_MAX : std::stoull(step->second);
-}
-
 // What else can be done where a flag differs.
 static std::string remedy(const std::string& flag, const std::string& path, const Schedule& then) {
   if (flag == "--precision") return "add --change-precision, ";
@@ -142,7 +136,7 @@ void require_same_run(const std::string& path, RunMetadata then, const RunMetada
   for (const auto& [key, value] : now)
     if (!key.starts_with("flag")) (key.starts_with("hash") ? hashes : flags).push_back(key);
   const bool has_hashes = then.contains("hash--data");
-  const size_t behind = steps_behind(then);
+  const size_t behind = then.contains("step") ? std::stoull(then.at("step")) : SIZE_MAX;  // steps that are done
   const bool same_rates =
       now.contains("flag--lr") && steps_in_common(schedule_of(then), schedule_of(now), behind) == behind;
   std::string was, is, names, remedies;
