@@ -365,6 +365,9 @@ TEST_CASE("report: what is no run, or half of one, is refused in a line", "[repo
   };
   refused("log.jsonl", "\xff\xfe\n" + good.log(), "cannot be read as text");
   refused("log.jsonl", "[1]\n" + good.log(), "line 1 is no JSON object");
+  for (const std::string& line : {std::string("not JSON"), "{\"step\":1,\"loss\":" + std::string(100000, '[')})
+    refused("log.jsonl", line + "\n" + good.log(), "line 1 is no JSON");
+  refused("log.jsonl", "{\"step\":0,\"bigram_entropy\":2.5}\n", "holds no step yet");
   // Of tests/fixtures/refused_runs.json the lines of a log, and the metadata of arrays.
   const Json table = Json::parse(replaced(contents("tests/fixtures/refused_runs.json"), "DIGITS",
                                           std::string(400, '9')));  // more than a float can be
@@ -427,6 +430,7 @@ print(json.dumps([refusal(folder) or "accepted" for folder in json.load(open("fo
   REQUIRE(f.run_report("short --out=page.html/page.html").text ==
           "error: page.html/page.html: cannot write: Not a directory\n");
   f.write("modules/matplotlib/__init__.py", "raise ImportError\n");
+  f.refused("good modules", "modules: holds no log.jsonl");
   require_refused_at_once(f.run("PYTHONPATH=modules {repo}/scripts/report.py good"),
                           "has no matplotlib: run scripts/setup.sh --plots");
 }

@@ -164,7 +164,7 @@ TEST_CASE("scripts: ./train is missed in a line", "[scripts]") {
 
 TEST_CASE("scripts: an output that is full is said in a line, one that nobody reads any more is not", "[scripts]") {
   WITH_PYTHON(f, "what scripts print");
-  for (const std::string script : {"report.py", "plot_log.py", "tokenize.py"}) {
+  for (const std::string script : {"report.py", "tokenize.py"}) {
     INFO(script);
     const std::string help = "PYTHONUNBUFFERED= {repo}/scripts/" + script + " --help";
     REQUIRE(contains(f.done(help), "usage: " + script));

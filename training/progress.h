@@ -9,7 +9,7 @@
 // {"step","first_token_attention","largest_activation",...}. It begins with {"step":0,"run":{...}}: the command, every
 // flag's value, what the data is, and which program computed, on what; a run that is resumed adds one at its step. So
 // the steps behind such a line, up to the next, are its. Of text {"step":0,"bigram_entropy"} comes next.
-// scripts/plot_log.py draws it. tests/test_cli.cpp
+// scripts/report.py draws it. tests/test_cli.cpp
 #pragma once
 #include <cmath>
 #include <optional>
