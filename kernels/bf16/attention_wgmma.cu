@@ -287,7 +287,8 @@ __device__ __forceinline__ void for_each_item(unsigned char* shared, const Maps&
 #pragma unroll 1
         for (unsigned row = item.begin; row < item.end; row += P::tile_rows, n++) {
           memory.full[n % stages].wait(n / stages % 2);
-          if (row >= item.first && row < item.last) g(head, row, of_warp(shared_address(memory.ring) + n % stages * P::pair));
+          if (row >= item.first && row < item.last)
+            g(head, row, of_warp(shared_address(memory.ring) + n % stages * P::pair));
           if (arrives) memory.empty[n % stages].arrive();
         }
       if (arrives) (P::wide ? memory.own_done : memory.own_empty)->arrive();
@@ -515,8 +516,7 @@ bool attention_wgmma_forward(bf16* o, float* lse, const bf16* q, const bf16* k, 
     if (shared_limit() < P::shared) return false;
     const TensorMap queries = tensor_map(of_q);
     launch_plan<P>(attention_wgmma_forward_kernel<D>, s, s.H, ctx,
-                   Maps{queries, queries, tensor_map(of_k), tensor_map(of_v)}, o, lse, s, sink,
-                   weight_scale(s), gate);
+                   Maps{queries, queries, tensor_map(of_k), tensor_map(of_v)}, o, lse, s, sink, weight_scale(s), gate);
     return true;
   });
 }
