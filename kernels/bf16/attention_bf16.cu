@@ -141,8 +141,7 @@ void attention_bf16_backward_ref(bf16* dq, bf16* dk, bf16* dv, float* sink_p, fl
                                  const bf16* q, const bf16* k, const bf16* v, const bf16* o, const float* lse,
                                  const AttentionShape& s, const Sink& sink, MmaArithmetic arithmetic) {
   using namespace attention_bf16;
-  const float scale = attention_scale<float>(s.divisor());
-  const float for_weight = for_weights(s.score, scale);
+  const float scale = attention_scale<float>(s.divisor()), for_weight = weight_scale(s);
   std::vector<float> delta(s.T), dq_sum(block * s.D), dk_sum(s.T * s.D), dv_sum(s.T * s.D);
   for (size_t b = 0; b < s.B; b++)
     for (size_t kv_head = 0; kv_head < s.KVH; kv_head++) {
