@@ -15,8 +15,8 @@
 //            goes to all lanes                                                               (numbers for AVX-512)
 //
 // A copy into strips is work that multiplies nothing, and is left out where too little is multiplied with it:
-//   - A few rows of A read B as it lies (core/row_dots_cpu.h), where that is by rows, and take as long as memory needs
-//     to bring it. A few columns of B read A as it lies.
+//   - A few rows or columns of C read the other operand as it lies, once (compute_few(); up to 4 rows
+//     core/row_dots_cpu.h). They take as long as memory needs to bring it, or as their multiplications.
 //   - Where B lies by lines of k, its copy is made by the first tile that multiplies it.
 //
 // A strip is k-major: strip[k*width + i]. The last strip of B is filled up with zeros, columns that no output has. k is
@@ -36,6 +36,7 @@ namespace tuned_matmul {
 // 14 x 2 + 2 + 1 of AVX-512's 32 vector registers, 6 x 2 + 2 + 1 of AVX2's 16, 12 x 2 + 2 + 1 of 32 short ones.
 constexpr size_t tile_rows = lanes == 16 ? 14 : lanes == 8 ? 6 : 12, half_rows = lanes == 8 ? 4 : 8;
 static_assert(tile_rows < lanes || tile_rows % lanes == 0, "pack() stores whole vectors");
+constexpr size_t lying_rows = lanes == 8 ? 6 : 12;  // where A is not packed: its rows' addresses take registers too
 constexpr size_t tile_vecs = 2, tile_cols = tile_vecs * lanes;
 constexpr size_t block_rows = 12 * tile_rows;
 constexpr size_t cache_line = 16;  // floats
@@ -44,6 +45,13 @@ constexpr size_t panel_rows = 146 * tile_rows, panel_cols = 96 * tile_cols;
 // The size of a piece when n is cut into as few equal pieces of at most `most` as it takes, in whole units.
 constexpr size_t piece(size_t n, size_t most, size_t unit) {
   return round_up(ceil_div(n, ceil_div(n, most)), unit);
+}
+
+// The first n of a vector of sums go to C:  C = v,  C = C + v  or  C = bias + (...).
+inline void put(float* C, vec v, size_t n, bool accumulate, const float* bias) {
+  if (accumulate) v = load_first(C, n) + v;
+  if (bias) v = load_first(bias, n) + v;
+  store_first(C, v, n);
 }
 
 // ---- one tile
@@ -97,30 +105,23 @@ inline Ahead ahead_across_k(const float* data, size_t ld, unsigned log, size_t d
   return {data, cache_line, ld, log, shift, rows * ld, ceil_div(depth, rows)};
 }
 
-// Which strips are packed when a tile begins.
-enum class Packed {
-  both,
-  a,  // B lies by lines of k: this tile, the first of its strip, reads it there and packs it beside its multiplications
-  b   // A lies by rows, and is read there
-};
-
-// A strip of A and one of B, packed and as they lie.
+// A strip of A and one of B, packed; and B as it lies, by lines of k, from where the first tile of a strip, which
+// `packs_b`, takes it beside its multiplications.
 struct Strips {
   const float* a;
   float* b;
-  const float *a_lies, *b_lies;
-  size_t lda, ldb;
+  const float* b_lies;
+  size_t ldb;
 };
 
-template <size_t rows, size_t vecs, Packed packed>
+template <size_t rows, size_t vecs, bool packs_b>
 void tile(const Destination& to, const Strips& from, const Ahead& next, size_t depth) {
   const Ahead ahead = next;        // in registers
   constexpr size_t distance = 16;  // how many k ahead of their use A and B come from L2 to L1
   constexpr size_t far = 24;       // and lines of B that are not packed from memory to L2
-  const float *a = from.a, *line = from.b_lies, *row[rows];
+  const float *a = from.a, *line = from.b_lies;
   float* b = from.b;
   const size_t ldb = from.ldb;
-  for (size_t i = 0; i < rows; i++) row[i] = from.a_lies + i * from.lda;
   vec chain[rows][vecs];
 #pragma GCC unroll 16
   for (size_t i = 0; i < rows; i++)
@@ -136,7 +137,7 @@ void tile(const Destination& to, const Strips& from, const Ahead& next, size_t d
       vec bk[vecs];
 #pragma GCC unroll 2
       for (size_t j = 0; j < vecs; j++) {
-        if (packed == Packed::a) {
+        if (packs_b) {
           bk[j] = load(line + j * lanes);
           store(b + j * lanes, bk[j]);
           __builtin_prefetch(line + far * ldb + j * lanes, 0, 2);
@@ -145,13 +146,13 @@ void tile(const Destination& to, const Strips& from, const Ahead& next, size_t d
           __builtin_prefetch(b + (distance * vecs + j) * lanes);
         }
       }
-      if (packed == Packed::a) line += ldb;
-      if (packed != Packed::b) __builtin_prefetch(a + distance * rows);
+      if (packs_b) line += ldb;
+      __builtin_prefetch(a + distance * rows);
       if (vecs > 1) __builtin_prefetch(ahead.line_at(k), 0, 2);
       Broadcasts<rows % lanes == 0> numbers{a};
 #pragma GCC unroll 16
       for (size_t i = 0; i < rows; i++) {
-        const vec ai = packed == Packed::b ? broadcast(row[i][k]) : numbers(i);
+        const vec ai = numbers(i);
 #pragma GCC unroll 2
         for (size_t j = 0; j < vecs; j++) chain[i][j] = fma(ai, bk[j], chain[i][j]);
       }
@@ -165,32 +166,23 @@ void tile(const Destination& to, const Strips& from, const Ahead& next, size_t d
       const size_t n = to.cols - j * lanes;
       vec v = chain[i][j];
       if (to.sum) v = load_first(to.sum + i * to.ldsum + j * lanes, n) + v;
-      if (to.accumulate) v = load_first(c, n) + v;
-      if (to.bias) v = load_first(to.bias + j * lanes, n) + v;
-      store_first(c, v, n);
+      put(c, v, n, to.accumulate, to.bias ? to.bias + j * lanes : nullptr);
     }
 }
 
 using TileFunction = void (*)(const Destination&, const Strips&, const Ahead&, size_t);
 
-template <size_t vecs, Packed packed>
+template <size_t vecs, bool packs_b>
 TileFunction tile_of(size_t rows) {
-  if constexpr (packed != Packed::b)
-    if (rows == tile_rows) return tile<tile_rows, vecs, packed>;
-  if (rows == half_rows) return tile<half_rows, vecs, packed>;
-  return rows == 4 ? tile<4, vecs, packed> : rows == 2 ? tile<2, vecs, packed> : tile<1, vecs, packed>;
-}
-
-template <size_t vecs>
-TileFunction tile_of(size_t rows, Packed packed) {
-  if (packed == Packed::a) return tile_of<tile_vecs, Packed::a>(rows);
-  return packed == Packed::b ? tile_of<vecs, Packed::b>(rows) : tile_of<vecs, Packed::both>(rows);
+  if (rows == tile_rows) return tile<tile_rows, vecs, packs_b>;
+  if (rows == half_rows) return tile<half_rows, vecs, packs_b>;
+  return rows == 4 ? tile<4, vecs, packs_b> : rows == 2 ? tile<2, vecs, packs_b> : tile<1, vecs, packs_b>;
 }
 
 // Rows of the next tile when `left` are left. Tiles of one or two rows have too few chains to keep the fma
-// units busy, so 16 rows are 8 + 8 rather than 14 + 2. As A lies a row takes a register for its address.
-inline size_t next_rows(size_t left, bool a_lies = false) {
-  if (!a_lies && left >= tile_rows && left != 2 * half_rows) return tile_rows;
+// units busy, so 16 rows are 8 + 8 rather than 14 + 2.
+inline size_t next_rows(size_t left) {
+  if (left >= tile_rows && left != 2 * half_rows) return tile_rows;
   return left >= half_rows ? half_rows : left >= 4 ? 4 : left >= 2 ? 2 : 1;
 }
 
@@ -257,6 +249,11 @@ constexpr size_t block_rows_at(size_t depth) {
   return block_rows * (matmul_slice / std::max(depth, least_depth));
 }
 
+// So many rows or columns of C are few, and where rows are read as they lie so many floats of the other operand, which
+// stay in the cache. Of lines of k so many are read, of so many columns.
+constexpr size_t few = 64, few_floats = 1 << 18, lying_lines = 32, lying_panel = 960;
+static_assert(matmul_slice % lying_lines == 0);
+
 static thread_local Buffer<float> workspace;
 
 static constexpr size_t workspace_a(size_t block, size_t depth) {
@@ -274,16 +271,17 @@ size_t workspace_floats(size_t M, size_t N, size_t K, bool accumulate) {
   const size_t rows = round_up(M, tile_rows), high = accumulate && K > matmul_slice ? std::min(rows, panel_rows) : 0;
   // (the most that a block takes at any depth: rows (depth + spare) with as many rows as block_rows_at() has)
   const size_t largest = workspace_a(block_rows, matmul_slice + (matmul_slice / least_depth - 1) * spare);
-  return std::min(workspace_a(rows, depth), largest) + wide * depth + high * wide;
+  const size_t larger = std::max(M, N), few_wide = round_up(std::min(few, larger), tile_cols);
+  const size_t of_few = std::max(std::min(few_wide * K, few_floats) + few_wide * 2 * lying_rows,
+                                 few_wide * (lying_lines + 2 * std::min(larger, lying_panel)));
+  return std::max(of_few, std::min(workspace_a(rows, depth), largest) + wide * depth + high * wide);
 }
 
 void reserve_workspace(size_t M, size_t N, size_t K, bool accumulate) {
   reserve_floats(workspace_floats(M, N, K, accumulate));
 }
 
-// ---- a few rows
-
-constexpr size_t few_rows = 4, few_cols = tile_cols;
+// ---- a few rows or columns
 
 // M rows of C from `row` on, their columns `cols`.
 template <size_t M>
@@ -298,19 +296,120 @@ void compute_rows(float* C, size_t ldc, const Operand& A, const Operand& B, cons
                std::min(matmul_slice, K - k));
       for (size_t m = 0; m < M; m++) total[m] = k ? total[m] + chain[m] : chain[m];
     }
-    for (size_t m = 0; m < M; m++) {
-      float* const c = C + (row + m) * ldc + j;
-      vec v = total[m];
-      if (accumulate) v = load_first(c, n) + v;
-      if (bias) v = load_first(bias + j, n) + v;
-      store_first(c, v, n);
+    for (size_t m = 0; m < M; m++) put(C + (row + m) * ldc + j, total[m], n, accumulate, bias ? bias + j : nullptr);
+  }
+}
+
+// A tile of A's rows, which are read as they lie, and of a packed strip of B: chains (rows, vecs vectors) that begin at
+// 0 or go on from where they are. Meanwhile what lies `next` further on comes from memory: where A lies by rows those
+// of the next tile, else lines of the next k.
+template <size_t rows, size_t vecs, bool by_rows>
+void lying_tile(float* chains, size_t ldchain, bool begin, const float* A, size_t lda, const float* b, size_t depth,
+                size_t next) {
+  vec chain[rows][vecs];
+#pragma GCC unroll 16
+  for (size_t i = 0; i < rows; i++)
+#pragma GCC unroll 2
+    for (size_t j = 0; j < vecs; j++) chain[i][j] = begin ? vec{} : load(chains + i * ldchain + j * lanes);
+  const auto link = [&](size_t k) __attribute__((always_inline)) {
+    vec bk[vecs];
+#pragma GCC unroll 2
+    for (size_t j = 0; j < vecs; j++) bk[j] = load(b + j * lanes);
+    b += vecs * lanes;
+    if (!by_rows) __builtin_prefetch(A + k * lda + (rows - 1) + next, 0, 2);
+#pragma GCC unroll 16
+    for (size_t i = 0; i < rows; i++) {
+      const vec ai = broadcast(A[by_rows ? i * lda + k : k * lda + i]);
+#pragma GCC unroll 2
+      for (size_t j = 0; j < vecs; j++) chain[i][j] = fma(ai, bk[j], chain[i][j]);
     }
+  };
+  size_t k = 0;
+  for (; by_rows && k + cache_line <= depth; k += cache_line)
+#pragma GCC unroll 4
+    for (size_t quarter = 0; quarter < 4; quarter++) {
+#pragma GCC unroll 4
+      for (size_t i = quarter * lying_rows / 4; i < (quarter + 1) * lying_rows / 4; i++)
+        __builtin_prefetch(A + i * lda + k + next, 0, 2);
+#pragma GCC unroll 4
+      for (size_t n = 0; n < cache_line / 4; n++) link(k + quarter * (cache_line / 4) + n);
+    }
+  for (; k < depth; k++) link(k);
+#pragma GCC unroll 16
+  for (size_t i = 0; i < rows; i++)
+#pragma GCC unroll 2
+    for (size_t j = 0; j < vecs; j++) store(chains + i * ldchain + j * lanes, chain[i][j]);
+}
+
+template <size_t vecs, bool by_rows>
+auto lying_tile_of(size_t rows) {
+  if (rows == lying_rows) return lying_tile<lying_rows, vecs, by_rows>;
+  if (rows == half_rows) return lying_tile<half_rows, vecs, by_rows>;
+  return rows == 4   ? lying_tile<4, vecs, by_rows>
+         : rows == 2 ? lying_tile<2, vecs, by_rows>
+                     : lying_tile<1, vecs, by_rows>;
+}
+
+// C[rows][cols], a few columns of the product of A and B. `turned`, it is C[cols][rows]: a few rows of the product of B
+// and A, in which the two exchange their parts.
+//
+// Memory is read in the order in which it lies. Rows of A are read to their ends, tile by tile. Of lines of k, which
+// all rows share, 32 are read before the next ones; meanwhile chains wait in the cache.
+template <bool by_rows>
+void compute_few(float* C, size_t ldc, const Operand& A, const Operand& B, const float* bias, Interval rows,
+                 Interval cols, size_t K, bool accumulate, bool turned) {
+  const size_t width = round_up(cols.size(), tile_cols), panel = by_rows ? lying_rows : lying_panel;
+  const size_t most = by_rows ? matmul_slice : lying_lines, high = std::min(panel, rows.size());
+  const size_t packed = by_rows ? K : lying_lines;  // k of B at once
+  reserve_floats(width * (packed + 2 * high));
+  float *const strips = workspace.data(), *const chains = strips + width * packed, *totals = chains + width * high;
+  const auto pack_strips = [&](size_t k, size_t depth) {
+    for (size_t j = cols.begin; j < cols.end; j += tile_cols) {
+      const size_t n = std::min(tile_cols, cols.end - j);
+      pack(strips + (j - cols.begin) * packed, 0, round_up(n, lanes), B, j, n, k, depth);
+    }
+  };
+  if (by_rows) pack_strips(0, K);
+  for (size_t i0 = rows.begin; i0 < rows.end; i0 += panel) {
+    const size_t i1 = std::min(i0 + panel, rows.end);
+    for (size_t k = 0; k == 0 || k < K; k += most) {
+      const size_t depth = std::min(most, K - k);
+      if (!by_rows) pack_strips(k, depth);
+      for (size_t i = i0, tall; i < i1; i += tall) {
+        const size_t left = i1 - i;
+        tall = left >= lying_rows ? lying_rows : left >= half_rows ? half_rows : left >= 4 ? 4 : left >= 2 ? 2 : 1;
+        const float* const a = A.data + (by_rows ? i * A.ld + k : k * A.ld + i);
+        const size_t next = by_rows ? (i + tall < rows.end ? tall * A.ld : 0) : k + most < K ? most * A.ld : 0;
+        for (size_t j = 0; j < width; j += tile_cols) {
+          const bool wide = cols.size() - j > lanes;
+          const auto compute = wide ? lying_tile_of<tile_vecs, by_rows>(tall) : lying_tile_of<1, by_rows>(tall);
+          compute(chains + (i - i0) * width + j, width, k % matmul_slice == 0, a, A.ld,
+                  strips + j * packed + (by_rows ? k * (wide ? tile_cols : lanes) : 0), depth, j == 0 ? next : 0);
+        }
+      }
+      if (K > matmul_slice && ((k + depth) % matmul_slice == 0 || k + depth == K))
+        for (size_t n = 0; n < (i1 - i0) * width; n += lanes)
+          store(totals + n, k < matmul_slice ? load(chains + n) : load(totals + n) + load(chains + n));
+    }
+    const float* const sums = K > matmul_slice ? totals : chains;
+    const auto to = [&](size_t i, size_t j, vec v, size_t n) {
+      put(C + i * ldc + j, v, n, accumulate, bias ? bias + j : nullptr);
+    };
+    for (size_t j = cols.begin; j < cols.end; j += lanes)
+      for (size_t i = i0; i < i1; i += lanes) {
+        const size_t m = std::min(lanes, i1 - i), n = std::min(lanes, cols.end - j);
+        vec square[lanes];
+        for (size_t r = 0; r < lanes; r++)
+          square[r] = r < m ? load(sums + (i - i0 + r) * width + (j - cols.begin)) : vec{};
+        if (turned) transpose(square);
+        for (size_t r = 0; r < (turned ? n : m); r++) turned ? to(j + r, i, square[r], m) : to(i + r, j, square[r], n);
+      }
   }
 }
 
 void compute_part(float* C, size_t ldc, const Operand& A, const Operand& B, const float* bias, Interval rows,
                   Interval cols, size_t K, bool accumulate) {
-  if (rows.size() <= few_rows && A.k_contiguous && B.k_contiguous) {
+  if (rows.size() <= 4 && A.k_contiguous && B.k_contiguous) {
     const auto compute = rows.size() == 4   ? compute_rows<4>
                          : rows.size() == 3 ? compute_rows<3>
                          : rows.size() == 2 ? compute_rows<2>
@@ -318,13 +417,21 @@ void compute_part(float* C, size_t ldc, const Operand& A, const Operand& B, cons
     if (rows.size()) compute(C, ldc, A, B, bias, rows.begin, cols, K, accumulate);
     return;
   }
+  const auto read_as_it_lies = [&](const Operand& x, const Operand& packed, Interval i, Interval j, bool turned) {
+    const auto compute = x.k_contiguous ? compute_few<true> : compute_few<false>;
+    compute(C, ldc, x, packed, bias, i, j, K, accumulate, turned);
+  };
+  const auto fits = [&](size_t n) { return n <= few && round_up(n, tile_cols) * K <= few_floats; };
+  // Lines of k make up for the chains' way to the cache and back where a row's tiles are neither half empty nor two.
+  if (B.k_contiguous ? fits(rows.size()) : rows.size() > half_rows && rows.size() <= tile_cols)
+    return read_as_it_lies(B, A, cols, rows, true);
+  if (A.k_contiguous ? fits(cols.size()) : cols.size() <= few) return read_as_it_lies(A, B, rows, cols, false);
   const size_t group = group_of(B);
   const size_t slices = std::max<size_t>(1, ceil_div(K, matmul_slice)), deepest = std::min(K, matmul_slice);
   const bool totals = accumulate && slices > 1;  // C waits for the sum of its slices, which grows beside it
   const size_t high = totals ? piece(rows.size(), panel_rows, tile_rows) : rows.size();
   // Where C takes longer to come than its tiles to be computed, they follow each other along its rows.
   const bool along_rows = accumulate && deepest < short_depth;
-  const bool a_lies = A.k_contiguous && cols.size() <= few_cols;
   const size_t wide = piece(cols.size(), panel_cols, group);
   const size_t block = along_rows ? tile_rows : piece(high, block_rows_at(deepest), tile_rows);
 
@@ -343,12 +450,10 @@ void compute_part(float* C, size_t ldc, const Operand& A, const Operand& B, cons
           auto a_strip = [&](size_t m) { return a_strips + (m - m0) * (depth + spare); };
           size_t m = m0;
           while (next_rows(m1 - m) == tile_rows) m += tile_rows;
-          if (!a_lies) {
-            pack(a_strips, tile_rows * (depth + spare), tile_rows, A, m0, m - m0, k0, depth);
-            for (size_t n; m < m1; m += n) {
-              n = next_rows(m1 - m);
-              pack(a_strip(m), 0, n, A, m, n, k0, depth);
-            }
+          pack(a_strips, tile_rows * (depth + spare), tile_rows, A, m0, m - m0, k0, depth);
+          for (size_t n; m < m1; m += n) {
+            n = next_rows(m1 - m);
+            pack(a_strip(m), 0, n, A, m, n, k0, depth);
           }
           const size_t tiles = std::max<size_t>(1, (m1 - m0) / tile_rows);
           for (size_t n0 = j0; n0 < j1; n0 += group) {
@@ -357,7 +462,7 @@ void compute_part(float* C, size_t ldc, const Operand& A, const Operand& B, cons
             const size_t n1 = std::min(n0 + group, j1);
             const size_t whole = (n1 - n0) / tile_cols * tile_cols, rest = n1 - n0 - whole;
             const bool packed = m0 > i0;
-            const bool tiles_pack = !packed && !B.k_contiguous && depth >= short_depth && !a_lies;
+            const bool tiles_pack = !packed && !B.k_contiguous && depth >= short_depth;
             if (!packed) {
               if (!tiles_pack) pack(b_group, tile_cols * depth, tile_cols, B, n0, whole, k0, depth);
               if (rest) pack(b_group + whole * depth, 0, round_up(rest, lanes), B, n0 + whole, rest, k0, depth);
@@ -378,7 +483,7 @@ void compute_part(float* C, size_t ldc, const Operand& A, const Operand& B, cons
                 done = 0;
               }
               for (size_t m = m0, tall; m < m1; m += tall, done++) {
-                tall = next_rows(m1 - m, a_lies);
+                tall = next_rows(m1 - m);
                 float *c = C + m * ldc + n, *sum = total + (m - i0) * wide + (n - j0);
                 const bool last = slice + 1 == slices;
                 Destination to{c, ldc, slice ? c : nullptr, ldc, accumulate, bias && last ? bias + n : nullptr, width};
@@ -392,10 +497,11 @@ void compute_part(float* C, size_t ldc, const Operand& A, const Operand& B, cons
                   to.accumulate = false;
                 }
                 to.soon = along_rows ? to.C + tile_cols : to.C;
-                const Strips strips = {a_strip(m), b, A.data + m * A.ld + k0, B.data + k0 * B.ld + n, A.ld, B.ld};
+                const Strips strips = {a_strip(m), b, B.data + k0 * B.ld + n, B.ld};
                 const bool first = tiles_pack && m == m0 && width == tile_cols;
-                const Packed is = a_lies ? Packed::b : first ? Packed::a : Packed::both;
-                const auto compute = width > lanes ? tile_of<tile_vecs>(tall, is) : tile_of<1>(tall, is);
+                const auto compute = first           ? tile_of<tile_vecs, true>(tall)
+                                     : width > lanes ? tile_of<tile_vecs, false>(tall)
+                                                     : tile_of<1, false>(tall);
                 compute(to, strips, ahead.of(done, b), depth);
               }
             }
