@@ -177,7 +177,6 @@ void gated_norm_backward_cpu(S* dx, S* dbranch, const GatedNormGradients& gradie
   const size_t slices = ceil_div(N, column_slice), block_rows = rows_of_block(N, C), stage_rows = rows_of_stage(N, C);
   float *const stage_n = scratch, *const stage_dz = stage_n + stage_rows * C;
   float *const stage_a = stage_dz + stage_rows * scores, *const stage_dlow = stage_a + stage_rows * rank;
-  // (rank,C) and (rank,scores). up's is transposed: so dz, which is wide, is read as it lies.
   float *const ddown = stage_dlow + stage_rows * rank, *const dup = ddown + rank * C;
   float* const column_sums = dup + rank * scores;
   const ColumnSums sums = {column_sums, column_sums + slices * C, column_sums + 2 * slices * C};
@@ -208,12 +207,11 @@ void gated_norm_backward_cpu(S* dx, S* dbranch, const GatedNormGradients& gradie
       const size_t rows = std::min(matmul_slice, end - row0), at = row0 - first;
       const Accumulate to = row0 ? Accumulate::yes : Accumulate::no;
       matmul_cpu(ddown, stage_dlow + at * rank, stage_n + at * C, rank, C, rows, Layout::tn, to);
-      matmul_cpu(dup, stage_a + at * rank, stage_dz + at * scores, rank, scores, rows, Layout::tn, to);
+      matmul_cpu(dup, stage_dz + at * scores, stage_a + at * rank, scores, rank, rows, Layout::tn, to);
     }
   }
   for (size_t i = 0; i < rank * C; i++) gradients.down[i] += ddown[i];
-  for (size_t c = 0; c < scores; c++)
-    for (size_t i = 0; i < rank; i++) gradients.up[c * rank + i] += dup[i * scores + c];
+  for (size_t i = 0; i < scores * rank; i++) gradients.up[i] += dup[i];
   column_add_slices_cpu(std::array{gradients.w}, sums.w, slices, C);
   if (rms) return;
   column_add_slices_cpu(std::array{gradients.b}, sums.b, slices, C);
