@@ -881,6 +881,10 @@ TEST_CASE_METHOD(
   refused("--generate --out=shut/run", "--generate: --out=shut/run: cannot read: Permission denied",
           bound_by_permissions);
   fs::permissions(path / "shut", fs::perms::owner_all);
+  fs::permissions(path / "run", fs::perms::owner_write, fs::perm_options::remove);
+  const Said said = refused(small("--evaluate --out=run"), "Permission denied", bound_by_permissions);
+  REQUIRE_FALSE(contains(said.text, "validation loss"));  // before any work
+  fs::permissions(path / "run", fs::perms::owner_all);
   REQUIRE(contents(log) == lines);
 
   const char* const alarmed = "exec timeout 60 ./train";

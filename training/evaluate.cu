@@ -87,6 +87,7 @@ void evaluate(Config& config, const RunMetadata& metadata, const TokenLoader& lo
     checkpoint = newest_checkpoint(config, needed_by_evaluation(metadata));
     require(checkpoint.has_value(), "--evaluate: %s holds no checkpoint: name the --out of a run that has saved one%s",
             config.out.c_str(), hint_at_best(config.out).c_str());
+    if (ranks.leads()) as_flag_names("--out", config.out, [&] { prepare_checkpoint_folder(config.out); });
     set_trained_context(config.model, trained_context(checkpoint->metadata()), checkpoint->path(), false);
   }
   std::vector<ChoiceQuestion> questions;
