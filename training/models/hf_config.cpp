@@ -177,8 +177,7 @@ const char* const gates_note =
     "its gates are laid out as the authors of arXiv 2505.06708 release them: open it with their modeling code "
     "(github.com/qiuzh20/gated_attention), as transformers has no such model";
 const char* const code_note =
-    "transformers has no such model, so its code goes along: AutoModelForCausalLM.from_pretrained(FOLDER, "
-    "trust_remote_code=True) opens it";
+    "its code goes along: AutoModelForCausalLM.from_pretrained(FOLDER, trust_remote_code=True) opens it";
 
 // The flags of a model that mean something in it, by name.
 std::map<std::string, std::string> model_flags(Config config) {
