@@ -21,6 +21,7 @@ if [ "${1:-}" = --one ]; then  # "name flags", of which no word holds a space
 fi
 folder=${1:-gallery}
 steps=${2:-}
+case $folder in -*) sed -n 's/^# usage/usage/p' "$0" >&2 && exit 2 ;; esac
 mkdir -p "$folder"
 cd "$folder"
 

@@ -5,7 +5,7 @@
 # (Three bytes of it are no UTF-8, which scripts/tokenize.py wants: iconv -c -f UTF-8 -t UTF-8 FILE >NEW leaves them
 # out.)
 set -eu
-[ $# -eq 1 ] && [ -n "$1" ] || { echo "get_text: expected the name of the file to write: scripts/get_text.sh FILE" >&2; exit 1; }
+[ $# -eq 1 ] && [ -n "$1" ] && [ "${1#-}" = "$1" ] || { echo "get_text: expected the name of the file to write: scripts/get_text.sh FILE" >&2; exit 1; }
 package=dict-gcide=0.48.5+nmu2
 sum=802beb667e1fb666203e750f1faea60d5c202ac5430c2083c4180494609f10a7
 [ ! -e "$1" ] || { echo "get_text: $1: is there already; name another file, or remove it" >&2; exit 1; }
