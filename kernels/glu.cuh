@@ -19,15 +19,6 @@ HD T clamped_swish_slope(T g) {
   const T steep = T(swiglu_clamped_steepness) * g, s = exact_sigmoid(steep);
   return s * fused(steep, T(1) - s, T(1));
 }
-template <class T>
-HD bool gate_is_clamped(T g) {
-  return g > T(swiglu_clamped_limit);
-}
-
-template <class T>
-HD bool up_is_clamped(T u) {
-  return u > T(swiglu_clamped_limit) || u < -T(swiglu_clamped_limit);
-}
 
 // An element of y, and its gradients: what the kernels and the CPU's loops are templates of. T is float; in double the
 // references take them.
@@ -58,9 +49,9 @@ struct ClampedSwiglu {
   template <class T>
   static HD void back(T& dg, T& du, T dy, T g, T u) {
     const T to_gate = dy * up_plus_1(u) * clamped_swish_slope(g), to_up = dy * clamped_swish(g);
-    const bool gate_held = gate_is_clamped(g), up_held = up_is_clamped(u);
-    dg = gate_held ? T(0) : to_gate;
-    du = up_held ? T(0) : to_up;
+    constexpr T limit = T(swiglu_clamped_limit);
+    dg = g > limit ? T(0) : to_gate;
+    du = u > limit || u < -limit ? T(0) : to_up;
   }
 };
 

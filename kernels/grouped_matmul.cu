@@ -72,10 +72,10 @@ IN_FLOAT_AND_DOUBLE(grouped_bias_backward_ref);
 
 struct GroupedJob {
   float *C, *sums;  // sums: in scratch
-  const float *A, *B, *bias;
+  const float *A, *B, *bias = nullptr;
   const int* row_start;
   size_t E, N, K;
-  size_t tall;  // tall_groups(), in tn
+  size_t tall = 0;  // tall_groups(), in tn
   bool accumulate, aligned;
 };
 
@@ -212,19 +212,9 @@ void grouped_matmul_by_tile(float* C, const float* A, const float* B, const int*
                             Layout layout, Accumulate accumulate, Tile tile, Context& ctx, const float* bias) {
   const size_t scratch = grouped_matmul_scratch(s, accumulate);
   float* const sums = scratch ? ctx.scratch(scratch / sizeof(float)) : nullptr;
-  const bool aligned = matmul_rows_aligned(C, s.N) && matmul_rows_aligned(bias, s.N);
-  const GroupedJob job = {.C = C,
-                          .sums = sums,
-                          .A = A,
-                          .B = B,
-                          .bias = bias,
-                          .row_start = row_start,
-                          .E = s.E,
-                          .N = s.N,
-                          .K = s.K,
-                          .tall = 0,
-                          .accumulate = accumulate == Accumulate::yes,
-                          .aligned = aligned};
+  GroupedJob job = {.C = C, .sums = sums, .A = A, .B = B, .row_start = row_start, .E = s.E, .N = s.N, .K = s.K};
+  job.bias = bias, job.accumulate = accumulate == Accumulate::yes;
+  job.aligned = matmul_rows_aligned(C, s.N) && matmul_rows_aligned(bias, s.N);
   if (layout == Layout::nt)
     grouped_launch<Layout::nt>(job, s.M, s.K, s.K, tile, ctx);
   else
@@ -246,18 +236,8 @@ void grouped_matmul_tn_by_tile(float* C, const float* A, const float* B, const i
                                Tile tile, Context& ctx) {
   const size_t scratch = grouped_matmul_tn_scratch(s);
   float* const sums = scratch ? ctx.scratch(scratch / sizeof(float)) : nullptr;
-  const GroupedJob job = {.C = C,
-                          .sums = sums,
-                          .A = A,
-                          .B = B,
-                          .bias = nullptr,
-                          .row_start = row_start,
-                          .E = s.E,
-                          .N = s.N,
-                          .K = s.K,
-                          .tall = tall_groups(s.M, s.E, matmul_slice),
-                          .accumulate = true,
-                          .aligned = matmul_rows_aligned(C, s.K)};
+  GroupedJob job = {.C = C, .sums = sums, .A = A, .B = B, .row_start = row_start, .E = s.E, .N = s.N, .K = s.K};
+  job.tall = tall_groups(s.M, s.E, matmul_slice), job.accumulate = true, job.aligned = matmul_rows_aligned(C, s.K);
   grouped_launch<Layout::tn>(job, s.M, s.N, s.K, tile, ctx);
 }
 
