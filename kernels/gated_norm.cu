@@ -30,6 +30,7 @@
 #include <vector>
 
 #include "core/launch_shape.cuh"
+#include "core/pieces.h"
 #include "kernels/activation.h"
 #include "kernels/dyt.h"
 #include "kernels/gated_norm.cuh"
@@ -366,38 +367,31 @@ void gated_norm_forward(Reals y, float* r, float* low, Reals sum, const Residual
 
 // What the kernels of a backward hand on to each other.
 struct GatedNormBackwardScratch {
-  GatedNormSlices slices;
-  GatedNormLeft left;
-  float *up_t, *alpha_sums;
-  size_t floats = 0;
+  GatedNormSlices slices = {};
+  GatedNormLeft left = {};
+  float *up_t, *alpha_sums = nullptr;
 
-  // scratch null: only counts.
-  GatedNormBackwardScratch(float* scratch, const GatedNormShape& s) {
-    auto take = [&](float*& part, size_t n) {
-      part = scratch ? scratch + floats : nullptr;
-      floats += (n + 3) / 4 * 4;  // the next one can be read four at a time
-    };
+  GatedNormBackwardScratch(Pieces& pieces, const GatedNormShape& s) {
     const size_t product_slices = ceil_div(s.N, matmul_slice);
     const size_t column_sums = column_reduce_scratch(s.N, s.C) / sizeof(float);
-    take(slices.down, product_slices * s.rank * s.C);
-    take(slices.up, product_slices * s.scores() * s.rank);
-    take(slices.w, column_sums);
-    take(up_t, s.scores() * s.rank);
-    take(left.dn, s.N * s.C);
-    take(left.a, s.N * s.rank);
-    take(left.dlow, s.N * s.rank);
-    take(left.dscores, s.N);
-    slices.b = alpha_sums = left.row_sums = nullptr;
+    slices.down = pieces.take<float>(product_slices * s.rank * s.C);
+    slices.up = pieces.take<float>(product_slices * s.scores() * s.rank);
+    slices.w = pieces.take<float>(column_sums);
+    up_t = pieces.take<float>(s.scores() * s.rank);
+    left.dn = pieces.take<float>(s.N * s.C);
+    left.a = pieces.take<float>(s.N * s.rank);
+    left.dlow = pieces.take<float>(s.N * s.rank);
+    left.dscores = pieces.take<float>(s.N);
     if (s.base == NormGateBase::rmsnorm) return;
-    take(slices.b, column_sums);
-    take(alpha_sums, column_reduce_scratch(s.N, 1) / sizeof(float));
-    take(left.row_sums, s.N);
+    slices.b = pieces.take<float>(column_sums);
+    alpha_sums = pieces.take<float>(column_reduce_scratch(s.N, 1) / sizeof(float));
+    left.row_sums = pieces.take<float>(s.N);
   }
 };
 
 size_t gated_norm_backward_scratch(const GatedNormShape& shape, Device device) {
   return device == Device::cpu ? gated_norm_backward_cpu_scratch(shape)
-                               : GatedNormBackwardScratch(nullptr, shape).floats * sizeof(float);
+                               : bytes_of_memory<GatedNormBackwardScratch>(shape);
 }
 
 void gated_norm_backward(Reals dx, Reals dbranch, const GatedNormGradients& gradients, ConstReals dy,
@@ -408,17 +402,18 @@ void gated_norm_backward(Reals dx, Reals dbranch, const GatedNormGradients& grad
   require(dx != dy && (!dbranch || dbranch != dy),
           "gated_norm_backward: dx or dbranch is dy, which is read again after they are written");
   if (shape.N == 0) return;
-  float* scratch = ctx.scratch(gated_norm_backward_scratch(shape, ctx.device) / sizeof(float));
+  auto* scratch = ctx.scratch<unsigned char>(gated_norm_backward_scratch(shape, ctx.device));
   if (ctx.device == Device::cpu) {
     with_storage(dx, [&](auto stored) {
       using S = decltype(stored);
       gated_norm_backward_cpu(dx.as<S>(), dbranch.as<S>(), gradients, dy.as<S>(), in.as<S>(), low, r, weights, shape,
-                              scratch);
+                              reinterpret_cast<float*>(scratch));
     });
     return;
   }
   const size_t N = shape.N, C = shape.C, rank = shape.rank, scores = shape.scores();
-  const GatedNormBackwardScratch s(scratch, shape);
+  Pieces pieces(scratch);
+  const GatedNormBackwardScratch s(pieces, shape);
   gated_norm_transpose(s.up_t, weights.up, scores, rank, ctx);
   with_storage(dx, [&](auto stored) {
     using S = decltype(stored);
