@@ -48,7 +48,6 @@
 #include "core/mma.cuh"
 #include "core/quad.cuh"
 #include "core/reduce.cuh"
-#include "kernels/matmul.h"
 #include "kernels/linear_cross_entropy.cuh"
 
 namespace gated {

@@ -13,8 +13,8 @@ struct RopeScaling {
   Kind kind = Kind::none;
   double scale = 1;
   size_t trained = 0;
-  double slow = 1,
-         fast = 32;  // a point that goes round fewer times in them is slowed whole, one that does more often not
+  // A point that goes round fewer than `slow` times in `trained` tokens is slowed whole, one of more than `fast` not.
+  double slow = 1, fast = 32;
   bool whole_points = true;  // YaRN: these two bounds are rounded outwards to points
 
   bool on() const { return kind != Kind::none; }

@@ -13,8 +13,8 @@
 //   latest token comes first, and it begins with dfinal, or +0. That makes a sequence that is cut anywhere, with the
 //   state carried on and its gradient back, have the bits of the whole. dw is a column sum over all B*T tokens
 //   (core/reduce.cuh), of fused(dp, X, chain). dp = dy * slope.
-// shapes: x, y, dx, dy (B,T,C), states (B,W-1,C) f32 or bf16; w, dw (C,W) f32 | y, final, dx, dinitial are
-//   written, dw accumulated
+// shapes: x, y, dx, dy (B,T,C), states (B,W-1,C) f32 or bf16; w, dw (C,W) f32 | y, final, dx, dinitial are written,
+//   dw accumulated
 // SiLU and its slope: core/nonlinear.cuh
 // twins: kernels/cpu/short_conv_cpu.cpp
 // --conv-width | tests/test_short_conv.cpp
