@@ -6,7 +6,7 @@
 
 namespace gated {
 
-// logit (B,H,T) of a kv bias, whose key is (H,D), from q (B,T,H,D). Written. Of the shape, B T H D count.
+// logit (B,H,T) of a kv bias, whose key is (H,D), from q (B,T,H,D), is written. KVH, window and score do not count.
 void kv_bias_logits(float* logit, ConstReals q, const float* key, const AttentionShape& s, Context& ctx);
 
 // dkey and dvalue (H,D) are accumulated. sink_p and sink_ds (B,H,T) are what attention_backward wrote; q and dout
