@@ -285,7 +285,7 @@ __global__ void __launch_bounds__(column_block)
 
 // Kernels of four taps load them at once.
 static void require_taps(const char* operation, const float* w, const ShortConvShape& s) {
-  require(s.W > 0, "%s: no taps", operation);
+  require(s.W > 0 && s.T > 0, "%s: %zu taps over %zu tokens, expected at least 1 of each", operation, s.W, s.T);
   require(s.W != 4 || reinterpret_cast<uintptr_t>(w) % 16 == 0, "%s: w at %p, expected on a boundary of 16 bytes",
           operation, static_cast<const void*>(w));
 }

@@ -13,7 +13,7 @@ struct ShortConvShape {
 
 // y (B,T,C) is written. x (B,T,C), w (C,W), the last tap is the token's own; if W = 4 it begins on a boundary of 16
 // bytes. A state (B,W-1,C) holds the last W-1 inputs, the oldest first: `initial` those before the sequence (null: 0),
-// `final`, where it is not null, receives those at its end; it may be `initial`. y is not x. Refuses W = 0.
+// `final`, where it is not null, receives those at its end; it may be `initial`. y is not x. Refuses W = 0 and T = 0.
 void short_conv_forward(Reals y, Reals final, ConstReals x, const float* w, ConstReals initial, const ShortConvShape& s,
                         Context& ctx);
 // dx (B,T,C) and, where it is not null, dinitial (B,W-1,C) are written; dw (C,W) is accumulated. dfinal (B,W-1,C) may

@@ -131,7 +131,10 @@ TEST_CASE("short_conv: token by token in place, and no bit depends on later toke
 TEST_CASE("short_conv: what it refuses") {
   Context cpu(Device::cpu);
   float x[4] = {}, y[4] = {}, dw[4] = {};
-  REQUIRE_THROWS_WITH(short_conv_forward(y, nullptr, x, x, nullptr, {1, 1, 4, 0}, cpu), "short_conv_forward: no taps");
+  for (size_t taps : {0, 1})
+    REQUIRE_THROWS_WITH(
+        short_conv_forward(y, nullptr, x, x, nullptr, {1, 1 - taps, 4, taps}, cpu),
+        format("short_conv_forward: %zu taps over %zu tokens, expected at least 1 of each", taps, 1 - taps));
   REQUIRE_THROWS_WITH(short_conv_forward(x, nullptr, x, y, nullptr, {1, 1, 4, 1}, cpu),
                       "short_conv_forward: y is x, which later tokens still need");
   for (float* dx : {x, y})
