@@ -67,7 +67,7 @@ struct ModelConfig {
   // Have layers with a window a rotary base of their own?
   bool has_window_rope() const { return position == Position::rope && attention.window > 0 && window_rope_theta > 0; }
   // Tables of RoPE.
-  size_t rope_tables() const { return position == Position::rope ? 1 + has_window_rope() : 0; }
+  size_t rope_tables() const { return position == Position::rope && has_attention() ? 1 + has_window_rope() : 0; }
   RopeScaling scaling() const { return yarn == 1 ? rope_scaling : gated::yarn(yarn, tokens_in_training()); }
 
   size_t tokens_in_training() const { return trained_context ? trained_context : context; }

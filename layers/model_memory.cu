@@ -232,7 +232,7 @@ void Model::make_positions(size_t tokens) {
   Memory& m = *memory_;
   if (config.embedding_factor != 1)
     m.embedding_factor = Buffer<float>(m.ctx.device, std::vector<float>{config.embedding_factor});
-  if (config.rope_tables() == 0 || !config.has_attention() || m.rope.all.rows >= tokens) return;
+  if (config.rope_tables() == 0 || m.rope.all.rows >= tokens) return;
   const Device device = m.ctx.device;
   m.rope.all = make_rope_tables(tokens, config.rope_dims(), config.rope_theta, device, config.scaling());
   if (config.has_window_rope())
@@ -285,11 +285,10 @@ size_t Model::table_bytes() const {
 
 size_t Model::generation_bytes(const Generation& g) {
   plan(g.B, g.prompt);
-  const size_t turns = config.has_attention() ? config.rope_tables() : 0;
   size_t total = bytes([&](const TensorVisitor& visit) { cache(visit, {g.B, g.tokens}); });
   for (const size_t more : {largest_block_bytes(), largest_block_bytes(), bytes(last_activations(g)),
                             weights.bytes_of_values(config.storage), count({g.B, g.prompt, sizeof(int)}),
-                            turns ? count({turns, g.tokens, config.rope_dims(), sizeof(float)}) : 0})
+                            count({config.rope_tables(), g.tokens, config.rope_dims(), sizeof(float)})})
     total = add_sizes(total, more);
   return total;
 }

@@ -178,7 +178,7 @@ TEST_CASE("cached_model: the memory announced is what is allocated", "[cached_mo
     const ModelConfig config = small_model(line);
     const Generation g = {2, 5, 9};
     const Model model(config, g, ctx);
-    const size_t angles = config.has_attention() ? config.rope_tables() * g.tokens * config.rope_dims() : 0;
+    const size_t angles = config.rope_tables() * g.tokens * config.rope_dims();
     const size_t tables = g.B * g.prompt * sizeof(int) + angles * sizeof(float);
     const size_t weights = model.weights.values.size() * sizeof(float);
     REQUIRE(model.weights.grads.size() == 0);

@@ -151,6 +151,7 @@ TEST_CASE("flops: tables are a batch's tokens and targets, their groups, angles,
           "[flops]") {
   for (auto [flags, angles] : {std::pair{"--position=none", 0},
                                {"", 16},
+                               {"--mixer=gated-delta", 0},
                                {"--rope-fraction=0.5", 8},
                                {"--window=4 --window-rope-theta=100", 32}}) {
     INFO(flags);
