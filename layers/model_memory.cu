@@ -45,7 +45,8 @@ void Model::activations(const TensorVisitor& visit) {
   for (Block& block : l.blocks) block.activations(own, {B_, T_});
   if (!l.post) l.final_norm.activations(visit.of("final norm"), N);
   visit(l.losses, "losses", {N});
-  visit(l.logits, "logits of a chunk", {chunk_rows(), padded_vocab(config.vocab)});
+  // Of a chunk of rows, or in read() of one row of each sequence.
+  visit(l.logits, "logits of a chunk", {std::max(chunk_rows(), B_), padded_vocab(config.vocab)});
   if (config.storage == Storage::bf16)
     visit(l.dlogits, "d logits of a chunk", {chunk_rows(), padded_vocab(config.vocab)});
 }

@@ -153,6 +153,19 @@ TEST_CASE("cached_model: a model in training generates in its own memory", "[cac
   }
 }
 
+TEST_CASE("cached_model: a model in training has room for the logits of all its sequences", "[cached_model]") {
+  ModelConfig config;
+  config.vocab = 20000;  // of whose logits a chunk holds 1024 rows
+  Model model(config);
+  model.plan(1100, 1);
+  size_t rows = 0;
+  const auto find = [&](const TensorVisitor::Tensor& t, const auto&) {
+    if (t.name == "logits of a chunk") rows = t.shape[0];
+  };
+  model.activations(TensorVisitor(find, Storage::fp32));
+  REQUIRE(rows == 1100);
+}
+
 TEST_CASE("cached_model: what a model has no room for is refused", "[cached_model]") {
   Context ctx(Device::cpu);
   const ModelConfig config = small_model("--position=learned");
