@@ -73,8 +73,8 @@ class Moe final : public Mixer {
     if (shared_) joined = shared_y_ = shared_->forward(x, N, ctx);
     if (shared_gate_) {
       shared_gate_->forward(shared_z_, x, N, ctx);
-      gate_forward(gated_, shared_y_, shared_z_, N, C_, C_, sigmoid, ctx);
-      joined = gated_;
+      gate_forward(y_, shared_y_, shared_z_, N, C_, C_, sigmoid, ctx);
+      joined = y_;
     }
     combine_forward(y_, y_rows_, routed_.weight, joined, rows_, dispatch_shape(N), C_, ctx);
     return y_;
@@ -140,10 +140,7 @@ class Moe final : public Mixer {
     visit(x_rows_, "x, sorted by expert", {M, C_}, Lifetime::cheap);
     experts_.activations(visit.of(name() + ", experts"), M);
     if (shared_) shared_->activations(visit.of(name() + ", shared expert"), N);
-    if (shared_gate_) {
-      visit(shared_z_, "gate of the shared expert", {N, 1});
-      visit(gated_, "shared expert, gated", {N, C_});
-    }
+    if (shared_gate_) visit(shared_z_, "gate of the shared expert", {N, 1});
     visit(y_, "output", {N, C_});
   }
 
@@ -198,7 +195,7 @@ class Moe final : public Mixer {
   RouterOut routed_ = {};
   size_t* counts_ = nullptr;
   float* logits_ = nullptr;
-  Reals x_rows_, shared_z_, gated_, y_;
+  Reals x_rows_, shared_z_, y_;
   // The backward's own.
   Reals dy_rows_, dx_rows_, dshared_, dshared_z_, dlogits_;
   float* dweight_ = nullptr;
