@@ -31,7 +31,7 @@ size_t padded_bytes(size_t bytes) {
 
 // Parameters begin at multiples of 32 elements.
 size_t padded_elements(size_t n) {
-  return padded_bytes(n * sizeof(float)) / sizeof(float);
+  return padded_bytes(count({n, sizeof(float)})) / sizeof(float);
 }
 
 // FNV-1a over the name (RFC 9923).
@@ -42,12 +42,6 @@ uint64_t hash_of(const std::string& name) {
 }
 
 }  // namespace
-
-size_t TensorVisitor::bytes_of(const Shape& shape, size_t element) {
-  size_t bytes = count(shape);
-  require(!__builtin_mul_overflow(bytes, element, &bytes), "a tensor's shape overflows: lower the sizes");
-  return bytes;
-}
 
 size_t bytes_of(const TensorList& list, Storage storage) {
   size_t total = 0;
@@ -72,8 +66,6 @@ Parameters::Parameters(const List& list) {
   list(ParameterVisitor([&](Weight&, const Parameter& p) {
     list_.push_back(p);
     list_.back().offset = size_;
-    size_t bytes;
-    require(!__builtin_mul_overflow(p.size, sizeof(float), &bytes), "the parameters' sizes overflow: lower them");
     size_ = add_sizes(size_, padded_elements(p.size));
     list_.back().fp32_offset = fp32_size_;
     if (is_read_in_fp32(p.use)) fp32_size_ += padded_elements(p.size);

@@ -147,11 +147,11 @@ class TensorVisitor {
 
   template <class T>
   void operator()(T*& pointer, const std::string& name, const Shape& shape, Lifetime lifetime = Lifetime::pass) const {
-    f_({full(name), shape, bytes_of(shape, sizeof(T)), lifetime},
+    f_({full(name), shape, count({count(shape), sizeof(T)}), lifetime},
        [&pointer](void* memory) { pointer = static_cast<T*>(memory); });
   }
   void operator()(Reals& place, const std::string& name, const Shape& shape, Lifetime lifetime = Lifetime::pass) const {
-    f_({full(name), shape, bytes_of(shape, gated::bytes_of(storage_)), lifetime},
+    f_({full(name), shape, count({count(shape), bytes_of(storage_)}), lifetime},
        [&place, storage = storage_](void* memory) { place = Reals(memory, storage); });
   }
   Storage storage() const { return storage_; }  // of Reals
@@ -166,7 +166,6 @@ class TensorVisitor {
   }
 
  private:
-  static size_t bytes_of(const Shape& shape, size_t element);
   std::string full(const std::string& name) const { return part_.empty() ? name : part_ + ": " + name; }
 
   Function f_;
