@@ -381,12 +381,12 @@ void gated_delta_chunk_backward(const GatedDeltaGradients& out, const GatedDelta
 }
 
 size_t gated_delta_chunk_forward_scratch(const GatedDeltaShape& s, Device device) {
-  if (device == Device::cpu) return gated_delta_chunk_forward_cpu_scratch(s);
+  if (device == Device::cpu) return gated_delta_chunk_cpu_scratch(s);
   return s.B * s.Hv * gated_delta_chunk::Work<float>::floats(s) * sizeof(float);
 }
 
 size_t gated_delta_chunk_backward_scratch(const GatedDeltaShape& s, Device device) {
-  if (device == Device::cpu) return gated_delta_chunk_backward_cpu_scratch(s);
+  if (device == Device::cpu) return gated_delta_chunk_cpu_scratch(s);
   return s.B * s.Hk * gated_delta_chunk::Work<float>::floats(s) * sizeof(float);
 }
 

@@ -28,7 +28,6 @@ void gated_delta_chunk_forward_cpu(const GatedDeltaOut& out, const GatedDeltaIn&
                                    Context& ctx);
 void gated_delta_chunk_backward_cpu(const GatedDeltaGradients& out, const GatedDeltaBackwardIn& back,
                                     const GatedDeltaIn& in, const GatedDeltaShape& s, Context& ctx);
-size_t gated_delta_chunk_forward_cpu_scratch(const GatedDeltaShape& s);
-size_t gated_delta_chunk_backward_cpu_scratch(const GatedDeltaShape& s);
+size_t gated_delta_chunk_cpu_scratch(const GatedDeltaShape& s);
 
 }  // namespace gated

@@ -19,8 +19,6 @@
 // of a tile once for all three gradients, 5 products; where there are too few heads for the threads, backward walks
 // twice, over tiles of queries for dq and over tiles of keys for dk and dv, 7 products.
 // tests/test_attention_bf16.cpp
-#include <omp.h>
-
 #include "kernels/cpu/attention_bf16_cpu.h"
 
 namespace gated {

@@ -33,8 +33,8 @@
 namespace gated {
 namespace cpu_attention {
 
-constexpr size_t tile = 64;                     // lanes
-constexpr size_t chunk = 16;                    // rows at a time where not every lane sees every row
+constexpr size_t tile = 64;                    // lanes
+constexpr size_t chunk = 16;                   // rows at a time where not every lane sees every row
 constexpr size_t held = vector_registers / 8;  // vectors of sums in registers, for each of 4 rows
 
 // Calls f(n) with 1 <= n <= most as a compile-time constant.
@@ -77,10 +77,9 @@ struct Rows {
   bool all_seen;
 };
 
-// Calls body(Rows) over rows [begin, end) in ascending order: as many as there are lanes where all is
-// visible, which is all but the diagonal, and there a few at a time, so that vectors nobody needs are left
-// out. span(row) never moves down as rows go up, so the first row has the lowest lane and the last row the
-// highest. `count` lanes are in use.
+// Calls body(Rows) over rows [begin, end) in ascending order: as many as there are lanes where all is visible, which is
+// all but the diagonal, and there a few at a time, so that vectors nobody needs are left out. span(row) never moves
+// down as rows go up, so the first row has the lowest lane and the last row the highest. `count` lanes are in use.
 template <class SpanOf, class Body>
 void for_rows(size_t begin, size_t end, size_t count, SpanOf span, Body body) {
   for (size_t row = begin, n; row < end; row += n) {
@@ -104,8 +103,7 @@ static vec fma_where(uint64_t bits, vec a, vec b, vec c) {
 
 // ---- the products
 
-// R rows times V vectors of lanes: sums stay in registers over the whole of D, so each chain starts at +0
-// here.
+// R rows times V vectors of lanes: sums stay in registers over the whole of D, so each chain starts at +0 here.
 template <size_t R, size_t V>
 void product_block(float* out, const float* a, size_t stride, const float* bt, size_t D) {
   vec sum[R][V];
@@ -378,8 +376,7 @@ static void logit_lanes(float* logit, const Sink& sink, const AttentionShape& s,
 [[gnu::flatten]] static void dot_lanes(float* out, const float* xt, const float* yt, size_t D) {
   std::fill_n(out, tile, 0.0f);
   for (size_t d = 0; d < D; d++)
-    for (size_t lane = 0; lane < tile; lane++)
-      out[lane] = fused(xt[d * tile + lane], yt[d * tile + lane], out[lane]);
+    for (size_t lane = 0; lane < tile; lane++) out[lane] = fused(xt[d * tile + lane], yt[d * tile + lane], out[lane]);
 }
 
 // ---- forward: threads take tiles of 64 queries

@@ -2,11 +2,9 @@
 // side by side in a vector (core/mma_product_cpu.h). A factor is turned into what such a product reads, which costs as
 // much as a few of its rows. Threads take key heads of sequences, with the value heads that read them.
 // tests/test_gated_delta_bf16.cpp
-#include <omp.h>
-
 #include "core/mma_product_cpu.h"
-#include "core/pieces.h"
 #include "kernels/bf16/gated_delta_bf16_steps.h"
+#include "kernels/cpu/gated_delta_cpu.h"
 
 namespace gated {
 namespace cpu_gated_delta_bf16 {
@@ -50,17 +48,6 @@ struct VectorProduct {
 
 using VectorSteps = gated_delta_bf16::Steps<float, VectorProduct>;
 
-// f(steps, b, key head) for all key heads.
-template <class F>
-void for_each_key_head(const GatedDeltaShape& s, Context& ctx, F f) {
-  unsigned char* const scratch = ctx.scratch<unsigned char>(gated_delta_bf16_cpu_scratch(s));
-#pragma omp parallel for schedule(dynamic)
-  for (size_t n = 0; n < s.B * s.Hk; n++) {
-    auto steps = memory_of_thread<VectorSteps>(scratch, s, ctx.mma_arithmetic);
-    f(steps, n / s.Hk, n % s.Hk);
-  }
-}
-
 }  // namespace cpu_gated_delta_bf16
 
 size_t gated_delta_bf16_cpu_scratch(const GatedDeltaShape& s) {
@@ -69,14 +56,15 @@ size_t gated_delta_bf16_cpu_scratch(const GatedDeltaShape& s) {
 
 void gated_delta_bf16_forward_cpu(const GatedDeltaBf16Out& out, const GatedDeltaBf16In& in, const GatedDeltaShape& s,
                                   Context& ctx) {
-  cpu_gated_delta_bf16::for_each_key_head(
-      s, ctx, [&](auto& steps, size_t b, size_t key_head) { steps.forward(out, in, b, key_head); });
+  gated_delta_cpu::for_each_key_head<cpu_gated_delta_bf16::VectorSteps>(
+      s, ctx, [&](auto& steps, size_t b, size_t key_head) { steps.forward(out, in, b, key_head); }, ctx.mma_arithmetic);
 }
 
 void gated_delta_bf16_backward_cpu(const GatedDeltaBf16Gradients& out, const GatedDeltaBf16BackwardIn& back,
                                    const GatedDeltaBf16In& in, const GatedDeltaShape& s, Context& ctx) {
-  cpu_gated_delta_bf16::for_each_key_head(
-      s, ctx, [&](auto& steps, size_t b, size_t key_head) { steps.backward(out, back, in, b, key_head); });
+  gated_delta_cpu::for_each_key_head<cpu_gated_delta_bf16::VectorSteps>(
+      s, ctx, [&](auto& steps, size_t b, size_t key_head) { steps.backward(out, back, in, b, key_head); },
+      ctx.mma_arithmetic);
 }
 
 }  // namespace gated

@@ -8,10 +8,8 @@
 // A task owns a key head of a sequence with the value heads that read it: k k^T and q k^T are made once for all of
 // them. Scratch for each thread: Workspace, 1 MiB for heads of 128 with Hv/Hk = 2.
 // tests/test_gated_delta_chunk.cpp
-#include <omp.h>
-
-#include "kernels/gated_delta_chunk.h"
 #include "kernels/cpu/gated_delta_cpu.h"
+#include "kernels/gated_delta_chunk.h"
 
 namespace gated {
 namespace gated_delta_chunk_cpu {
@@ -386,12 +384,8 @@ static void backward_group(const GatedDeltaGradients& out, const GatedDeltaBackw
 
 }  // namespace gated_delta_chunk_cpu
 
-size_t gated_delta_chunk_forward_cpu_scratch(const GatedDeltaShape& s) {
+size_t gated_delta_chunk_cpu_scratch(const GatedDeltaShape& s) {
   return bytes_for_threads<gated_delta_chunk_cpu::Workspace>(s);
-}
-
-size_t gated_delta_chunk_backward_cpu_scratch(const GatedDeltaShape& s) {
-  return gated_delta_chunk_forward_cpu_scratch(s);
 }
 
 void gated_delta_chunk_forward_cpu(const GatedDeltaOut& out, const GatedDeltaIn& in, const GatedDeltaShape& s,

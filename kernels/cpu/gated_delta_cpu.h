@@ -1,4 +1,5 @@
-// gated_delta on a CPU: what kernels/cpu/gated_delta_cpu.cpp and kernels/cpu/gated_delta_chunk_cpu.cpp share.
+// gated_delta on a CPU: what the code of its three forms shares: kernels/cpu/gated_delta_cpu.cpp,
+// gated_delta_chunk_cpu.cpp, gated_delta_bf16_cpu.cpp.
 #pragma once
 #include <algorithm>
 
@@ -52,12 +53,15 @@ vec chains_sums(Piece piece) {
 
 // ---- threads share the key heads of all sequences
 
-// body(workspace, b, hk)
-template <class Workspace, class Body>
-void for_each_key_head(const GatedDeltaShape& s, Context& ctx, Body body) {
-  unsigned char* const scratch = ctx.scratch<unsigned char>(bytes_for_threads<Workspace>(s));
+// body(workspace, b, hk), of a Workspace that is made of s and `more`.
+template <class Workspace, class Body, class... More>
+void for_each_key_head(const GatedDeltaShape& s, Context& ctx, Body body, const More&... more) {
+  unsigned char* const scratch = ctx.scratch<unsigned char>(bytes_for_threads<Workspace>(s, more...));
 #pragma omp parallel for schedule(dynamic)
-  for (size_t n = 0; n < s.B * s.Hk; n++) body(memory_of_thread<Workspace>(scratch, s), n / s.Hk, n % s.Hk);
+  for (size_t n = 0; n < s.B * s.Hk; n++) {
+    auto workspace = memory_of_thread<Workspace>(scratch, s, more...);
+    body(workspace, n / s.Hk, n % s.Hk);
+  }
 }
 
 }  // namespace gated::gated_delta_cpu
