@@ -167,6 +167,7 @@ class Attention final : public Mixer {
     const bool narrow = plan.storage == Storage::bf16;
     plan.need((narrow ? attention_bf16_forward_scratch : attention_forward_scratch)(shape(batch), plan.device));
     plan.need((narrow ? attention_bf16_backward_scratch : attention_backward_scratch)(shape(batch), plan.device));
+    if (!narrow) plan.need(cached_attention_scratch(cached({1, batch.T}, batch.T)));
     plan.kernels_need(rmsnorm_backward_scratch(N * config_.H, config_.D));
     first_.scratch(plan, shape(batch));
   }
@@ -175,11 +176,6 @@ class Attention final : public Mixer {
     const CachedAttentionShape s = cached(most, most.T);
     visit(cached_k_, "keys kept", {s.B, s.KVH, s.slots, s.D});
     visit(cached_v_, "values kept", {s.B, s.KVH, s.slots, s.D});
-  }
-  void cache_scratch(ScratchPlan& plan, BatchShape most) const override {
-    const CachedAttentionShape c = cached(most, most.T);
-    plan.need(plan.storage == Storage::bf16 ? cached_attention_bf16_scratch(c, plan.device)
-                                            : cached_attention_scratch(c));
   }
 
   void inspect(Inspector& inspector, BatchShape batch) const override {
@@ -277,16 +273,14 @@ class Attention final : public Mixer {
   // The new tokens join the cache. One that follows others reads it.
   void grow(const Growing& growing, const Pass& pass) {
     const CachedAttentionShape c = cached({pass.B, growing.capacity}, growing.past + pass.T);
-    with_storage(o_, [&](auto stored) {
-      using S = decltype(stored);
-      S *const keys = cached_k_.as<S>(), *const values = cached_v_.as<S>();
-      cached_attention_store(keys, values, k_seen_.as<S>(), v_seen_.as<S>(), pass.T, c, pass.ctx);
-      if (growing.begins()) return;
-      if constexpr (std::is_same_v<S, bf16>)
-        cached_attention_bf16(o_.as<S>(), q_seen_.as<S>(), keys, values, c, first_.seen(), pass.ctx);
-      else
-        cached_attention(o_.as<S>(), q_seen_.as<S>(), keys, values, c, first_.seen(), pass.ctx);
-    });
+    cached_attention_store(cached_k_, cached_v_, k_seen_, v_seen_, pass.T, c, pass.ctx);
+    if (growing.begins()) return;
+    if (o_.storage() == Storage::bf16)
+      cached_attention_bf16(o_.as<bf16>(), q_seen_.as<bf16>(), cached_k_.as<bf16>(), cached_v_.as<bf16>(), c,
+                            first_.seen(), pass.ctx);
+    else
+      cached_attention(o_.as<float>(), q_seen_.as<float>(), cached_k_.as<float>(), cached_v_.as<float>(), c,
+                       first_.seen(), pass.ctx);
   }
 
   // --sdpa-out: what becomes of o before the gate.

@@ -131,10 +131,6 @@ class Block {
     token_mixer_->cache(visit.of(token_mixer_->name()), most);
     channel_mixer_->cache(visit.of(channel_mixer_->name()), most);
   }
-  void cache_scratch(ScratchPlan& plan, BatchShape most) const {
-    token_mixer_->cache_scratch(plan, most);
-    channel_mixer_->cache_scratch(plan, most);
-  }
 
   // The state that it read, its norms, its mixers.
   void inspect(Inspector& inspector, BatchShape batch) const {

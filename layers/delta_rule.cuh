@@ -78,6 +78,7 @@ class DeltaRule {
                           : in_chunks(plan.storage)     ? gated_delta_chunk_backward_scratch
                                                         : gated_delta_backward_scratch;
     forward_scratch(plan, batch);
+    if (in_chunks(plan.storage)) forward_scratch(plan, {1, chunk});  // of a sequence that grows
     plan.need(backward(shape(batch), plan.device));
   }
 
@@ -90,9 +91,6 @@ class DeltaRule {
     visit(chunk_beta_, "beta of the chunk", {B, chunk, Hv});
     visit(chunk_o_, "output of the chunk", {chunk, Hv, Dv});
     if (visit.storage() == Storage::bf16) visit(chunk_written_, "what the chunk writes", {chunk, Hv, Dv});
-  }
-  void cache_scratch(ScratchPlan& plan) const {
-    if (in_chunks(plan.storage)) forward_scratch(plan, {1, chunk});
   }
 
   void inspect(Inspector& inspector, const DeltaIn& in, BatchShape batch) const {

@@ -144,7 +144,6 @@ class GatedDeltaNet final : public Mixer {
     visit(cached_inputs_, "last inputs of the convolution", {most.B, config_.W - 1, config_.channels()});
     rule_.cache(visit, most);
   }
-  void cache_scratch(ScratchPlan& plan, BatchShape) const override { rule_.cache_scratch(plan); }
 
   void inspect(Inspector& inspector, BatchShape batch) const override { rule_.inspect(inspector, rule_in(), batch); }
 

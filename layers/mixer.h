@@ -22,12 +22,12 @@ class Mixer {
   virtual void readers(const ReaderVisitor& visit) const = 0;
   virtual void activations(const TensorVisitor& visit, BatchShape batch) = 0;
   virtual void temporaries(const TensorVisitor& visit, BatchShape batch) = 0;
+  // For forwards and backwards over such a batch, and for one sequence that grows to as many tokens as one of it.
   virtual void scratch(ScratchPlan& plan, BatchShape batch) const = 0;
 
-  // What it keeps of B sequences while they grow to up to T tokens (layers/pass.h), for the tokens to come; and the
-  // scratch of such a forward beyond that of others. A mixer that works on each token alone keeps nothing.
+  // What it keeps of B sequences while they grow to up to T tokens (layers/pass.h), for the tokens to come. A mixer
+  // that works on each token alone keeps nothing.
   virtual void cache(const TensorVisitor&, BatchShape) {}
-  virtual void cache_scratch(ScratchPlan&, BatchShape) const {}
 
   // FLOPs a token that are not products with parameters, forward and backward, at T tokens in a sequence.
   virtual double pair_flops(size_t) const { return 0; }

@@ -183,10 +183,8 @@ std::vector<float> Model::next_token_logits(const std::vector<int>& ids) {
 // logits (rows,V) of rows of the final norm's output, `step` elements apart.
 void Model::multiply_head(ConstReals y, size_t step, size_t rows) {
   Layers& l = *layers_;
-  const Weight& head = l.head();
   const size_t C = config.hidden, V = config.vocab;
-  const ConstReals weight = y.storage() == Storage::bf16 ? ConstReals(head.copy) : ConstReals(head.value);
-  matmul_stored({l.logits, V}, {y, step}, {weight, C}, rows, V, C, Layout::nt, Accumulate::no, memory_->ctx);
+  matmul_stored({l.logits, V}, {y, step}, {l.head().stored(), C}, rows, V, C, Layout::nt, Accumulate::no, memory_->ctx);
 }
 
 // ---- sequences that grow
@@ -197,13 +195,10 @@ void Model::begin_sequences(size_t B, size_t tokens) {
   require(config.position != Position::learned || tokens <= config.context,
           "model: sequences of %zu tokens, but %zu positions were learned", tokens, config.context);
   const TensorList kept = [&](const TensorVisitor& visit) { cache(visit, {B, tokens}); };
-  const size_t bytes = bytes_of(kept, config.storage);
-  if (bytes <= weights.grads.size() * sizeof(float)) {
-    place_tensors(weights.grads.data(), kept, config.storage);
-  } else {
-    if (m.cache.size() < bytes) m.cache = Buffer<char>(m.ctx.device, bytes);
-    place_tensors(m.cache.data(), kept, config.storage);
-  }
+  const size_t needed = bytes(kept);
+  const bool fits = needed <= weights.grads.size() * sizeof(float);
+  if (!fits && m.cache.size() < needed) m.cache = Buffer<char>(m.ctx.device, needed);
+  place(fits ? static_cast<void*>(weights.grads.data()) : m.cache.data(), kept);
   make_positions(tokens);
   m.sequences = B;
   m.growing = {0, tokens};

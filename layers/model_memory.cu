@@ -2,7 +2,6 @@
 #include <algorithm>
 
 #include "kernels/linear_cross_entropy.h"
-#include "kernels/matmul.h"
 #include "kernels/mean.h"
 #include "layers/model_state.cuh"
 
@@ -111,11 +110,8 @@ void Model::scratch(ScratchPlan& plan) const {
   layers_->final_norm.scratch(plan, N);
   plan.need(linear_cross_entropy_scratch(N, C, V, chunk_rows(), config.storage, plan.device));
   plan.cpu_thread_keeps(linear_cross_entropy_cpu_workspace(N, C, V, chunk_rows()));
-  // of the logits after one token
-  plan.need(matmul_stored_scratch(1, V, C, Layout::nt, Accumulate::no, config.storage, plan.device));
   plan.kernels_need(mean_scratch(N));
-  for (const Block& block : layers_->blocks) block.cache_scratch(plan, {1, T_});  // of one sequence that grows
-  plan.kernels_need(embedding_backward_scratch(B_ * T_, C));
+  plan.kernels_need(embedding_backward_scratch(N, C));
   if (config.position == Position::learned) plan.kernels_need(embedding_positions_backward_scratch(B_, T_, C));
   if (config.embedding_scale) plan.kernels_need(embedding_scale_backward_scratch(N));
 }

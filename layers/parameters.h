@@ -7,8 +7,8 @@
 //   temporaries(visit, size)   visit(pointer, name, shape)                     live inside one layer's backward
 //   cache(visit, size)         visit(pointer, name, shape)                     kept of sequences that grow
 // `size` is a number of tokens, or for a mixer, whose tokens stand in sequences, a BatchShape. Besides, scratch(plan,
-// size) and cache_scratch(plan, size) say what the layer's operations need while they run, and readers(visit) names the
-// matrices that its input is multiplied by (layers/mixer.h).
+// size) says what the layer's operations need while they run, and readers(visit) names the matrices that its input is
+// multiplied by (layers/mixer.h).
 // Allocation, initialisation, the optimizer, checkpoints, FLOPs and the fingerprint all walk these lists: there is no
 // second list that could drift from the first. The type of a pointer says how its elements are stored; of Reals the
 // visitor says it. Memory is counted in bytes. tests/test_model.cpp

@@ -29,7 +29,7 @@ TEST_CASE("cached_attention_bf16: a sequence that grows token by token has the r
         [](bf16* o, const bf16* q, const bf16* k, const bf16* v, const CachedAttentionShape& s, Sink sink,
            Context& ctx) {
           cached_attention_bf16(o, q, k, v, s, sink, ctx);
-          REQUIRE(ctx.most_scratch_used() == cached_attention_bf16_scratch(s, ctx.device));
+          REQUIRE(ctx.most_scratch_used() == attention_bf16_forward_scratch(s.queries(), ctx.device));
         });
   }
 }

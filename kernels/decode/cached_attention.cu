@@ -163,25 +163,19 @@ void require_cache(const char* name, const CachedAttentionShape& s) {
           s.slots);
 }
 
-template <class S>
-static void store_tokens(S* keys, S* values, const S* k, const S* v, size_t T, const CachedAttentionShape& s,
-                         Context& ctx) {
+void cached_attention_store(Reals keys, Reals values, ConstReals k, ConstReals v, size_t T,
+                            const CachedAttentionShape& s, Context& ctx) {
   attention_require("cached_attention_store", s.queries(), {});
   require_cache("cached_attention_store", s);
   require(T > 0 && T <= s.tokens, "cached_attention_store: %zu tokens to store of %zu, expected 1 to as many", T,
           s.tokens);
-  if (ctx.device == Device::cpu) return cached_attention_store_cpu(keys, values, k, v, T, s);
-  launch(cached_attention_store_kernel<S>, grid_of(ceil_div(s.B * T * s.KVH * s.D, attention::threads)),
-         attention::threads, 0, ctx, keys, values, k, v, T, s);
-}
-
-void cached_attention_store(float* keys, float* values, const float* k, const float* v, size_t T,
-                            const CachedAttentionShape& s, Context& ctx) {
-  store_tokens(keys, values, k, v, T, s, ctx);
-}
-void cached_attention_store(bf16* keys, bf16* values, const bf16* k, const bf16* v, size_t T,
-                            const CachedAttentionShape& s, Context& ctx) {
-  store_tokens(keys, values, k, v, T, s, ctx);
+  with_storage(keys, [&](auto stored) {
+    using S = decltype(stored);
+    if (ctx.device == Device::cpu)
+      return cached_attention_store_cpu(keys.as<S>(), values.as<S>(), k.as<S>(), v.as<S>(), T, s);
+    launch(cached_attention_store_kernel<S>, grid_of(ceil_div(s.B * T * s.KVH * s.D, attention::threads)),
+           attention::threads, 0, ctx, keys.as<S>(), values.as<S>(), k.as<S>(), v.as<S>(), T, s);
+  });
 }
 
 void cached_attention(float* o, const float* q, const float* keys, const float* values, const CachedAttentionShape& s,

@@ -1,6 +1,7 @@
 // cached_attention: attention of the newest token of a sequence alone, to keys and values that are kept from the tokens
 // before it. What it computes, and how: kernels/decode/cached_attention.cu
 #pragma once
+#include "core/storage.h"
 #include "kernels/attention.h"
 
 namespace gated {
@@ -38,9 +39,7 @@ struct CachedAttentionShape {
 
 // Puts keys and values of tokens tokens - T .. tokens - 1 into the cache: k, v (B,T,KVH,D). Of more than `slots` tokens
 // the last stay. Other slots keep what they hold. Refuses T = 0, and T > tokens.
-void cached_attention_store(float* keys, float* values, const float* k, const float* v, size_t T,
-                            const CachedAttentionShape& s, Context& ctx);
-void cached_attention_store(bf16* keys, bf16* values, const bf16* k, const bf16* v, size_t T,
+void cached_attention_store(Reals keys, Reals values, ConstReals k, ConstReals v, size_t T,
                             const CachedAttentionShape& s, Context& ctx);
 
 // o (B,H,D) from q (B,H,D) and the cache, which holds the newest token too: bit for bit the last row of

@@ -144,8 +144,4 @@ void cached_attention_bf16(bf16* o, const bf16* q, const bf16* keys, const bf16*
   });
 }
 
-size_t cached_attention_bf16_scratch(const CachedAttentionShape& s, Device device) {
-  return device == Device::cpu ? cached_attention_bf16_cpu_scratch(s) : 0;
-}
-
 }  // namespace gated

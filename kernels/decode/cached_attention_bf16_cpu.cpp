@@ -1,20 +1,14 @@
 // cached_attention_bf16 on the CPU: threads take kv heads, and the query heads that read one are the rows of its tiles,
 // 64 at a time (kernels/cpu/attention_bf16_cpu.h). tests/test_cached_attention_bf16.cpp
-#include <omp.h>
-
 #include "kernels/cpu/attention_bf16_cpu.h"
 #include "kernels/decode/cached_attention_bf16.cuh"
 
 namespace gated {
 
-size_t cached_attention_bf16_cpu_scratch(const CachedAttentionShape& s) {
-  return bytes_for_threads<cpu_attention_bf16::ForwardMemory>(s.D);
-}
-
 void cached_attention_bf16_cpu(bf16* o, const bf16* q, const bf16* keys, const bf16* values,
                                const CachedAttentionShape& s, const Sink& sink, Context& ctx) {
   using namespace cpu_attention_bf16;
-  unsigned char* const scratch = ctx.scratch<unsigned char>(cached_attention_bf16_cpu_scratch(s));
+  unsigned char* const scratch = ctx.scratch<unsigned char>(attention_bf16_forward_cpu_scratch(s.queries()));
   const float scale = weight_scale(s.queries());
   const size_t D = s.D, parts = ceil_div(s.group(), block);
 #pragma omp parallel for schedule(dynamic) if (worth_waking(s.B * s.H * s.kept() * D))

@@ -4,10 +4,7 @@
 // Threads take query heads. Of the scores every lane has a key (core/row_dots_cpu.h), of the sums over tokens every
 // lane has an element of the head, and up to 4 vectors of them stay in registers while the values stream past. The
 // chains are those of the reference, in its order. tests/test_cached_attention.cpp
-#include <omp.h>
-
 #include "core/row_dots_cpu.h"
-#include "core/storage.h"
 #include "kernels/decode/cached_attention.h"
 
 namespace gated {
