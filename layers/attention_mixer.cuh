@@ -285,19 +285,13 @@ class Attention final : public Mixer {
 
   // --sdpa-out: what becomes of o before the gate.
   ConstReals after_attention(size_t N, Context& ctx) {
-    switch (config_.sdpa_out) {
-      case SdpaOut::plain: return o_;
-      case SdpaOut::groupnorm: return out_norm_->forward(o_out_, o_, N, ctx);
-      case SdpaOut::silu: activation_forward(o_out_, o_, N * config_.H * config_.D, Activation::silu, ctx);
-    }
+    if (config_.sdpa_out != SdpaOut::silu) return out_norm_.forward_to(o_out_, o_, N, ctx);
+    activation_forward(o_out_, o_, N * config_.H * config_.D, Activation::silu, ctx);
     return o_out_;
   }
   ConstReals after_attention_backward(ConstReals d, size_t N, Context& ctx) {
-    switch (config_.sdpa_out) {
-      case SdpaOut::plain: return d;
-      case SdpaOut::groupnorm: return out_norm_->backward(do_, d, N, ctx);
-      case SdpaOut::silu: activation_backward(do_, d, o_, N * config_.H * config_.D, Activation::silu, ctx);
-    }
+    if (config_.sdpa_out != SdpaOut::silu) return out_norm_.backward_to(do_, d, N, ctx);
+    activation_backward(do_, d, o_, N * config_.H * config_.D, Activation::silu, ctx);
     return do_;
   }
 

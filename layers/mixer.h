@@ -22,7 +22,7 @@ class Mixer {
   virtual void readers(const ReaderVisitor& visit) const = 0;
   virtual void activations(const TensorVisitor& visit, BatchShape batch) = 0;
   virtual void temporaries(const TensorVisitor& visit, BatchShape batch) = 0;
-  // For forwards and backwards over such a batch, and for one sequence that grows to as many tokens as one of it.
+  // Of a forward and a backward over B sequences of T tokens, and of one sequence that grows to T.
   virtual void scratch(ScratchPlan& plan, BatchShape batch) const = 0;
 
   // What it keeps of B sequences while they grow to up to T tokens (layers/pass.h), for the tokens to come. A mixer

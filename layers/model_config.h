@@ -115,7 +115,7 @@ inline void check_sizes(const ModelConfig& c) {
           "model: a hybrid of %zu layers with attention in every %zuth has none", c.layers, c.attention_every);
   require(a.D <= 256, "model: %zu dimensions of a head, expected at most 256", a.D);
   require(c.position != Position::rope || (a.D % 2 == 0 && c.rope_dims() >= 2),
-          "model: %zu of a head's %zu dimensions rotate, expected pairs of an even number", c.rope_dims(), a.D);
+          "model: %zu of a head's %zu dimensions rotate, expected at least 2 of an even number", c.rope_dims(), a.D);
 }
 
 }  // namespace gated

@@ -56,10 +56,8 @@ template <class Real>
 void cached_attention_ref(Real* o, const Real* q, const Real* keys, const Real* values, const CachedAttentionShape& s,
                           const SinkOf<Real>& sink) {
   const size_t n = s.kept();
-  AttentionShape one{1, n, 1, 1, s.D};
-  one.score = s.score;
-  one.bias = s.bias;
-  one.score_dim = s.score_dim;
+  AttentionShape one = s.queries();
+  one.B = one.H = one.KVH = 1, one.T = n;
   std::vector<Real> queries(n * s.D), k(n * s.D), v(n * s.D), rows(n * s.D), lse(n);
   for (size_t b = 0; b < s.B; b++)
     for (size_t h = 0; h < s.H; h++) {
