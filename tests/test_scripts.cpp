@@ -117,8 +117,9 @@ TEST_CASE_METHOD(Folder, "scripts: those of the shell say what they need before 
   const auto says_at_once = [&](const std::string& command, const std::string& said) {
     REQUIRE(ended(run("PATH=$PWD/bin:$PATH " + command), 1).text == said + "\n");
   };
-  says_at_once("{repo}/scripts/get_text.sh ''",
-               "get_text: expected the name of the file to write: scripts/get_text.sh FILE");
+  for (const char* name : {"''", "--help"})
+    says_at_once(format("{repo}/scripts/get_text.sh %s", name),
+                 "get_text: expected the name of the file to write: scripts/get_text.sh FILE");
   says_at_once("{repo}/scripts/get_text.sh no/such/text",
                "get_text: no/such/text: there is no folder no/such: make it first");
   says_at_once(
@@ -460,7 +461,7 @@ TEST_CASE("scripts: gpu-check leaves a check that somebody ends to the next run"
 TEST_CASE("scripts: what is called without its arguments prints its usage", "[scripts]") {
   const Folder f;
   for (const char* script :
-       {"exercise.sh", "exercise.sh take", "gpu_pack.sh", "gpu_pack.sh out.tar.gz", "run_tests.sh"})
+       {"exercise.sh", "exercise.sh take", "gallery.sh -h", "gpu_pack.sh", "gpu_pack.sh out.tar.gz", "run_tests.sh"})
     REQUIRE(says(ended(f.run(format("cd {repo} && scripts/%s", script)), 2).text, {"scripts/"}));
 }
 
