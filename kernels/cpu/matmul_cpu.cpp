@@ -172,17 +172,23 @@ void tile(const Destination& to, const Strips& from, const Ahead& next, size_t d
 
 using TileFunction = void (*)(const Destination&, const Strips&, const Ahead&, size_t);
 
-template <size_t vecs, bool packs_b>
-TileFunction tile_of(size_t rows) {
-  if (rows == tile_rows) return tile<tile_rows, vecs, packs_b>;
-  if (rows == half_rows) return tile<half_rows, vecs, packs_b>;
-  return rows == 4 ? tile<4, vecs, packs_b> : rows == 2 ? tile<2, vecs, packs_b> : tile<1, vecs, packs_b>;
+// f<rows>(), for the rows that next_rows() gives.
+template <size_t most, class F>
+auto by_tile_rows(size_t rows, F f) {
+  if (rows == most) return f.template operator()<most>();
+  if (rows == half_rows) return f.template operator()<half_rows>();
+  return rows == 4 ? f.template operator()<4>() : rows == 2 ? f.template operator()<2>() : f.template operator()<1>();
 }
 
-// Rows of the next tile when `left` are left. Tiles of one or two rows have too few chains to keep the fma
-// units busy, so 16 rows are 8 + 8 rather than 14 + 2.
-inline size_t next_rows(size_t left) {
-  if (left >= tile_rows && left != 2 * half_rows) return tile_rows;
+template <size_t vecs, bool packs_b>
+TileFunction tile_of(size_t rows) {
+  return by_tile_rows<tile_rows>(rows, []<size_t r>() -> TileFunction { return tile<r, vecs, packs_b>; });
+}
+
+// Rows of the next tile, at most `most`, when `left` are left. Tiles of one or two rows have too few chains to keep the
+// fma units busy, so 16 rows are 8 + 8 rather than 14 + 2.
+inline size_t next_rows(size_t left, size_t most = tile_rows) {
+  if (left >= most && left != 2 * half_rows) return most;
   return left >= half_rows ? half_rows : left >= 4 ? 4 : left >= 2 ? 2 : 1;
 }
 
@@ -343,11 +349,7 @@ void lying_tile(float* chains, size_t ldchain, bool begin, const float* A, size_
 
 template <size_t vecs, bool by_rows>
 auto lying_tile_of(size_t rows) {
-  if (rows == lying_rows) return lying_tile<lying_rows, vecs, by_rows>;
-  if (rows == half_rows) return lying_tile<half_rows, vecs, by_rows>;
-  return rows == 4   ? lying_tile<4, vecs, by_rows>
-         : rows == 2 ? lying_tile<2, vecs, by_rows>
-                     : lying_tile<1, vecs, by_rows>;
+  return by_tile_rows<lying_rows>(rows, []<size_t r>() { return lying_tile<r, vecs, by_rows>; });
 }
 
 // C[rows][cols], a few columns of the product of A and B. `turned`, it is C[cols][rows]: a few rows of the product of B
@@ -376,8 +378,7 @@ void compute_few(float* C, size_t ldc, const Operand& A, const Operand& B, const
       const size_t depth = std::min(most, K - k);
       if (!by_rows) pack_strips(k, depth);
       for (size_t i = i0, tall; i < i1; i += tall) {
-        const size_t left = i1 - i;
-        tall = left >= lying_rows ? lying_rows : left >= half_rows ? half_rows : left >= 4 ? 4 : left >= 2 ? 2 : 1;
+        tall = next_rows(i1 - i, lying_rows);
         const float* const a = A.data + (by_rows ? i * A.ld + k : k * A.ld + i);
         const size_t next = by_rows ? (i + tall < rows.end ? tall * A.ld : 0) : k + most < K ? most * A.ld : 0;
         for (size_t j = 0; j < width; j += tile_cols) {
