@@ -36,6 +36,16 @@ inline vec load(const float* p) {
   return v;
 }
 
+// Into a register that is used several times. With load(), g++ 12 reads memory again for each use where the
+// instruction can, and then loads are what a loop waits for.
+inline vec load_once(const float* p) {
+  vec v = load(p);
+#if defined(__x86_64__)
+  asm("" : "+v"(v));
+#endif
+  return v;
+}
+
 inline void store(float* p, vec v) {
   memcpy(p, &v, sizeof v);
 }

@@ -114,7 +114,7 @@ void product_block(float* out, const float* a, size_t stride, const float* bt, s
   for (size_t d = 0; d < D; d++) {
     vec b[V];
 #pragma GCC unroll 4
-    for (size_t v = 0; v < V; v++) b[v] = load(bt + d * tile + v * lanes);
+    for (size_t v = 0; v < V; v++) b[v] = load_once(bt + d * tile + v * lanes);
 #pragma GCC unroll 4
     for (size_t r = 0; r < R; r++) {
       const vec x = broadcast(a[r * stride + d]);
@@ -152,7 +152,7 @@ void accumulate_block(float* acc, const float* w, const float* x, size_t stride,
     const uint64_t bits = all_seen ? 0 : span(rows.row + r).bits() >> lane0;
     vec p[V];
 #pragma GCC unroll 4
-    for (size_t v = 0; v < V; v++) p[v] = load(w + r * tile + v * lanes);
+    for (size_t v = 0; v < V; v++) p[v] = load_once(w + r * tile + v * lanes);
 #pragma GCC unroll 4
     for (size_t c = 0; c < C; c++) {
       const vec y = broadcast(x[r * stride + c]);
@@ -198,7 +198,7 @@ void gather_block(float* sum, size_t stride, const float* w, const float* x, siz
   for (size_t lane = lo; lane < hi; lane++) {
     vec y[V];
 #pragma GCC unroll 4
-    for (size_t v = 0; v < V; v++) y[v] = load(x + lane * x_stride + v * lanes);
+    for (size_t v = 0; v < V; v++) y[v] = load_once(x + lane * x_stride + v * lanes);
 #pragma GCC unroll 4
     for (size_t r = 0; r < R; r++) {
       const vec p = broadcast(w[r * tile + lane]);

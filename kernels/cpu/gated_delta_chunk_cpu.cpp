@@ -41,7 +41,7 @@ void product_block(float* C, size_t c_step, const Factor& A, const float* B, siz
   const auto link = [&](size_t m, auto has) __attribute__((always_inline)) {
     vec b[V];
 #pragma GCC unroll 4
-    for (size_t v = 0; v < V; v++) b[v] = load(B + m * b_step + v * lanes);
+    for (size_t v = 0; v < V; v++) b[v] = load_once(B + m * b_step + v * lanes);
 #pragma GCC unroll 4
     for (size_t r = 0; r < R; r++)
       if (has(r)) {
@@ -119,7 +119,7 @@ void solve_block(float* x, float* y, const float* L, const float* beta, size_t s
     const size_t m = down ? k : n - 1 - k;
     vec b[V];
 #pragma GCC unroll 4
-    for (size_t v = 0; v < V; v++) b[v] = load(y + m * step + v * lanes);
+    for (size_t v = 0; v < V; v++) b[v] = load_once(y + m * step + v * lanes);
 #pragma GCC unroll 4
     for (size_t r = 0; r < R; r++) {
       const vec a = less(i0 + r, m);

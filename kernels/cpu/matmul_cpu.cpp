@@ -142,7 +142,7 @@ void tile(const Destination& to, const Strips& from, const Ahead& next, size_t d
           store(b + j * lanes, bk[j]);
           __builtin_prefetch(line + far * ldb + j * lanes, 0, 2);
         } else {
-          bk[j] = load(b + j * lanes);
+          bk[j] = load_once(b + j * lanes);
           __builtin_prefetch(b + (distance * vecs + j) * lanes);
         }
       }
@@ -320,7 +320,7 @@ void lying_tile(float* chains, size_t ldchain, bool begin, const float* A, size_
   const auto link = [&](size_t k) __attribute__((always_inline)) {
     vec bk[vecs];
 #pragma GCC unroll 2
-    for (size_t j = 0; j < vecs; j++) bk[j] = load(b + j * lanes);
+    for (size_t j = 0; j < vecs; j++) bk[j] = load_once(b + j * lanes);
     b += vecs * lanes;
     if (!by_rows) __builtin_prefetch(A + k * lda + (rows - 1) + next, 0, 2);
 #pragma GCC unroll 16
