@@ -36,8 +36,8 @@ inline vec load(const float* p) {
   return v;
 }
 
-// Into a register that is used several times. With load(), g++ 12 reads memory again for each use where the
-// instruction can, and then loads are what a loop waits for.
+// Into a register that is used several times. After load(), g++ 12 for an AMD Zen 2 or 3 (-march=znver3) reads memory
+// again in each instruction that can, and then loads are what a loop waits for.
 inline vec load_once(const float* p) {
   vec v = load(p);
 #if defined(__x86_64__)

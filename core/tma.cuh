@@ -75,15 +75,19 @@ inline TensorMap tensor_map(const TmaMatrix& m) {
             int(answer));
     return reinterpret_cast<Encode>(found);
   }();
-  TensorMap map;
+  // (A member, which has a place of its own: what a function returns lies where the caller says, and g++ 12 says so
+  // without heed of a boundary beyond the widest vector's.)
+  struct {
+    TensorMap map;
+  } own;
   const cuuint64_t extents[] = {m.length, m.lines}, pitch[] = {m.pitch};
   const cuuint32_t box[] = {cuuint32_t(wgmma_line), cuuint32_t(m.box_lines)}, every[] = {1, 1};
-  const CUresult answer = encode(&map, CU_TENSOR_MAP_DATA_TYPE_BFLOAT16, 2, reinterpret_cast<void*>(m.address), extents,
-                                 pitch, box, every, CU_TENSOR_MAP_INTERLEAVE_NONE, CU_TENSOR_MAP_SWIZZLE_128B,
+  const CUresult answer = encode(&own.map, CU_TENSOR_MAP_DATA_TYPE_BFLOAT16, 2, reinterpret_cast<void*>(m.address),
+                                 extents, pitch, box, every, CU_TENSOR_MAP_INTERLEAVE_NONE, CU_TENSOR_MAP_SWIZZLE_128B,
                                  CU_TENSOR_MAP_L2_PROMOTION_L2_128B, CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
   require(answer == CUDA_SUCCESS, "cuTensorMapEncodeTiled: error %d of a matrix of %zu lines of %zu, %zu bytes apart",
           int(answer), size_t(m.lines), size_t(m.length), size_t(m.pitch));
-  return map;
+  return own.map;
 }
 
 class Mbarrier {

@@ -594,7 +594,7 @@ static CUresult encode_tensor_map(CUtensorMap* map, CUtensorMapDataType type, cu
     complain("cuTensorMapEncodeTiled: %s", why);
     return CUDA_ERROR_INVALID_VALUE;
   };
-  if (uintptr_t(map) % 64) return refused("the map is not on a boundary of 64 bytes");
+  if (uintptr_t(map) % alignof(CUtensorMap)) return refused("the map is not on its type's boundary");
   if (compute_capability() < 90) return refused("it is for compute capability 9.0");
   if (type != CU_TENSOR_MAP_DATA_TYPE_BFLOAT16 || rank != 2 || interleave != CU_TENSOR_MAP_INTERLEAVE_NONE ||
       swizzle != CU_TENSOR_MAP_SWIZZLE_128B || fill != CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE || every[0] != 1 ||

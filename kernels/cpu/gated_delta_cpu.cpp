@@ -275,7 +275,7 @@ void pass_back(float* dS, const float* S, Later& later, Earlier& earlier, size_t
 #pragma GCC unroll 16
     for (size_t j = 0; j < n; j++) {
       const size_t at = i * slice + j * lanes;
-      vec d = load(dS + at), state = load_once(S + at);
+      vec d = load(dS + at), state = load(S + at);
       if constexpr (make) state = fma(k, earlier_u(j), decay_before * state);
       if constexpr (finish) {
         const vec wj = w(j);
