@@ -115,8 +115,8 @@ struct Strips {
 };
 
 template <size_t rows, size_t vecs, bool packs_b>
-void tile(const Destination& to, const Strips& from, const Ahead& next, size_t depth) {
-  const Ahead ahead = next;        // in registers
+void tile(const Destination& to, const Strips& from, const Ahead& next, size_t nth, size_t depth) {
+  const Ahead ahead = next.of(nth, from.b);
   constexpr size_t distance = 16;  // how many k ahead of their use A and B come from L2 to L1
   constexpr size_t far = 24;       // and lines of B that are not packed from memory to L2
   const float *a = from.a, *line = from.b_lies;
@@ -158,19 +158,25 @@ void tile(const Destination& to, const Strips& from, const Ahead& next, size_t d
       }
     }
   }
+  const Destination end = to;
+  const bool plain = end.cols >= vecs * lanes && !end.sum && !end.bias;
 #pragma GCC unroll 16
   for (size_t i = 0; i < rows; i++)
 #pragma GCC unroll 2
     for (size_t j = 0; j < vecs; j++) {
-      float* c = to.C + i * to.ldc + j * lanes;
-      const size_t n = to.cols - j * lanes;
+      float* c = end.C + i * end.ldc + j * lanes;
       vec v = chain[i][j];
-      if (to.sum) v = load_first(to.sum + i * to.ldsum + j * lanes, n) + v;
-      put(c, v, n, to.accumulate, to.bias ? to.bias + j * lanes : nullptr);
+      if (plain) {  // as most are: a question for each tile, not for each vector
+        store(c, end.accumulate ? load(c) + v : v);
+        continue;
+      }
+      const size_t n = end.cols - j * lanes;
+      if (end.sum) v = load_first(end.sum + i * end.ldsum + j * lanes, n) + v;
+      put(c, v, n, end.accumulate, end.bias ? end.bias + j * lanes : nullptr);
     }
 }
 
-using TileFunction = void (*)(const Destination&, const Strips&, const Ahead&, size_t);
+using TileFunction = void (*)(const Destination&, const Strips&, const Ahead&, size_t, size_t);
 
 // f<rows>(), for the rows that next_rows() gives.
 template <size_t most, class F>
@@ -457,12 +463,12 @@ void compute_part(float* C, size_t ldc, const Operand& A, const Operand& B, cons
             pack(a_strip(m), 0, n, A, m, n, k0, depth);
           }
           const size_t tiles = std::max<size_t>(1, (m1 - m0) / tile_rows);
-          for (size_t n0 = j0; n0 < j1; n0 += group) {
-            // B is packed when the first block wants it, and kept if there are others.
+          const bool packed = m0 > i0;
+          for (size_t n0 = j0, n1; n0 < j1; n0 = n1) {
+            // B is packed, a group at a time, when the first block wants it, and kept if there are others.
+            n1 = packed ? j1 : std::min(n0 + group, j1);
             float* b_group = b_strips + (i1 - i0 > block ? n0 - j0 : 0) * depth;
-            const size_t n1 = std::min(n0 + group, j1);
             const size_t whole = (n1 - n0) / tile_cols * tile_cols, rest = n1 - n0 - whole;
-            const bool packed = m0 > i0;
             const bool tiles_pack = !packed && !B.k_contiguous && depth >= short_depth;
             if (!packed) {
               if (!tiles_pack) pack(b_group, tile_cols * depth, tile_cols, B, n0, whole, k0, depth);
@@ -483,27 +489,26 @@ void compute_part(float* C, size_t ldc, const Operand& A, const Operand& B, cons
                 ahead = ahead_across_k(b + tile_cols * depth, tile_cols, tile_cols > cache_line, depth, tiles);
                 done = 0;
               }
+              float *c = C + m0 * ldc + n, *sum = total + (m0 - i0) * wide + (n - j0);
+              Destination to = {.C = to_total ? sum : c,
+                                .ldc = to_total ? wide : ldc,
+                                .sum = slice == 0 ? nullptr : totals ? sum : c,
+                                .ldsum = totals ? wide : ldc,
+                                .accumulate = accumulate && !to_total,
+                                .bias = bias && slice + 1 == slices ? bias + n : nullptr,
+                                .cols = width};
+              Strips strips = {a_strips, b, B.data + k0 * B.ld + n, B.ld};
               for (size_t m = m0, tall; m < m1; m += tall, done++) {
                 tall = next_rows(m1 - m);
-                float *c = C + m * ldc + n, *sum = total + (m - i0) * wide + (n - j0);
-                const bool last = slice + 1 == slices;
-                Destination to{c, ldc, slice ? c : nullptr, ldc, accumulate, bias && last ? bias + n : nullptr, width};
-                if (totals) {
-                  to.sum = slice ? sum : nullptr;
-                  to.ldsum = wide;
-                }
-                if (to_total) {
-                  to.C = sum;
-                  to.ldc = wide;
-                  to.accumulate = false;
-                }
                 to.soon = along_rows ? to.C + tile_cols : to.C;
-                const Strips strips = {a_strip(m), b, B.data + k0 * B.ld + n, B.ld};
                 const bool first = tiles_pack && m == m0 && width == tile_cols;
                 const auto compute = first           ? tile_of<tile_vecs, true>(tall)
                                      : width > lanes ? tile_of<tile_vecs, false>(tall)
                                                      : tile_of<1, false>(tall);
-                compute(to, strips, ahead.of(done, b), depth);
+                compute(to, strips, ahead, done, depth);
+                strips.a += tall * (depth + spare);
+                to.C += tall * to.ldc;
+                if (to.sum) to.sum += tall * to.ldsum;
               }
             }
           }
