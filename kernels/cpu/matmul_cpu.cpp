@@ -492,7 +492,9 @@ void compute_part(float* C, size_t ldc, const Operand& A, const Operand& B, cons
               float *c = C + m0 * ldc + n, *sum = total + (m0 - i0) * wide + (n - j0);
               Destination to = {.C = to_total ? sum : c,
                                 .ldc = to_total ? wide : ldc,
-                                .sum = slice == 0 ? nullptr : totals ? sum : c,
+                                .sum = slice == 0 ? nullptr
+                                       : totals   ? sum
+                                                  : c,
                                 .ldsum = totals ? wide : ldc,
                                 .accumulate = accumulate && !to_total,
                                 .bias = bias && slice + 1 == slices ? bias + n : nullptr,
