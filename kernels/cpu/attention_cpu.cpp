@@ -178,10 +178,12 @@ void accumulate(float* acc, const float* w, const float* x, size_t stride, size_
   };
   for (size_t v = rows.v0; v < rows.v1; v += held)
     with_constant<held>(std::min(held, rows.v1 - v), [&](auto V) {
-      if (rows.all_seen)
-        over_columns(V, std::true_type(), v * lanes);
+      // (Beside the diagonal there are lanes that see all of these rows.)
+      const size_t l = v * lanes;
+      if (rows.all_seen || (span(rows.row + rows.n - 1).lo <= l && span(rows.row).hi >= l + V * lanes))
+        over_columns(V, std::true_type(), l);
       else
-        over_columns(V, std::false_type(), v * lanes);
+        over_columns(V, std::false_type(), l);
     });
 }
 
