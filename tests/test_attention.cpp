@@ -89,6 +89,7 @@ TEST_CASE("attention: the CPU twin and the kernels equal the reference bit for b
                           {{1, 65, 1, 1, 256}, plain, Kind::kv_bias},
                           {windowed({1, 200, 1, 1, 8}, 70), plain},
                           {windowed({1, 131, 2, 2, 12}, 64), large, Kind::sink},
+                          {windowed({1, 70, 1, 1, 8}, 63), plain},
                           {windowed({2, 130, 1, 1, 5}, 3), plain, Kind::kv_bias},
                           {sigmoid({1, 66, 4, 2, 33}, -4.25f), plain},
                           {sigmoid({2, 63, 1, 1, 16}, 0), large},
