@@ -158,7 +158,7 @@ void tile(const Destination& to, const Strips& from, const Ahead& next, size_t n
       }
     }
   }
-  const Destination end = to;
+  const Destination end = to;  // (in registers: what is stored could change `to`)
   const bool plain = end.cols >= vecs * lanes && !end.sum && !end.bias;
 #pragma GCC unroll 16
   for (size_t i = 0; i < rows; i++)
@@ -166,8 +166,8 @@ void tile(const Destination& to, const Strips& from, const Ahead& next, size_t n
     for (size_t j = 0; j < vecs; j++) {
       float* c = end.C + i * end.ldc + j * lanes;
       vec v = chain[i][j];
-      if (plain) {  // as most are: a question for each tile, not for each vector
-        store(c, end.accumulate ? load(c) + v : v);
+      if (plain) {  // as most are: these three are not asked for each vector
+        put(c, v, lanes, end.accumulate, nullptr);
         continue;
       }
       const size_t n = end.cols - j * lanes;
@@ -499,16 +499,15 @@ void compute_part(float* C, size_t ldc, const Operand& A, const Operand& B, cons
                                 .accumulate = accumulate && !to_total,
                                 .bias = bias && slice + 1 == slices ? bias + n : nullptr,
                                 .cols = width};
-              Strips strips = {a_strips, b, B.data + k0 * B.ld + n, B.ld};
               for (size_t m = m0, tall; m < m1; m += tall, done++) {
                 tall = next_rows(m1 - m);
                 to.soon = along_rows ? to.C + tile_cols : to.C;
+                const Strips strips = {a_strip(m), b, B.data + k0 * B.ld + n, B.ld};
                 const bool first = tiles_pack && m == m0 && width == tile_cols;
                 const auto compute = first           ? tile_of<tile_vecs, true>(tall)
                                      : width > lanes ? tile_of<tile_vecs, false>(tall)
                                                      : tile_of<1, false>(tall);
                 compute(to, strips, ahead, done, depth);
-                strips.a += tall * (depth + spare);
                 to.C += tall * to.ldc;
                 if (to.sum) to.sum += tall * to.ldsum;
               }
