@@ -13,14 +13,16 @@
 #else
 #include "core/simt.h"
 #endif
-#include <unistd.h>
-
+#include <algorithm>
 #include <atomic>
 #include <cstddef>
 #include <cstdint>
 #include <cstdlib>
+#include <cstdio>
 #include <cstring>
+#include <initializer_list>
 #include <string>
+#include <string_view>
 #include <utility>
 #include <vector>
 
@@ -74,26 +76,29 @@ constexpr Device kernel_device = Device::emulated;
 
 // ---- memory
 
-// Bytes the machine can still give; 0 when it does not say.
-inline size_t host_memory_available() {
-  FILE* f = fopen("/proc/meminfo", "r");
+// The bytes of those lines of a file of Linux that have these names ("MemAvailable: 123 kB"), summed; 0 of one that is
+// not there.
+inline size_t proc_bytes(const char* file, std::initializer_list<std::string_view> names) {
+  FILE* f = fopen(file, "r");
   if (!f) return 0;
-  char line[128];
-  size_t kib = 0;
+  char line[128], name[64];
+  size_t sum = 0, kib;
   while (fgets(line, sizeof line, f))
-    if (sscanf(line, "MemAvailable: %zu kB", &kib) == 1) break;
+    if (sscanf(line, "%63[^:]: %zu kB", name, &kib) == 2 && std::count(names.begin(), names.end(), name) > 0)
+      sum += kib;
   fclose(f);
-  return kib << 10;
+  return sum << 10;
 }
 
-// Bytes of it that this process holds.
+// Bytes the machine can still give; 0 when it does not say.
+inline size_t host_memory_available() {
+  return proc_bytes("/proc/meminfo", {"MemAvailable"});
+}
+
+// Bytes of it that this process holds, with all of its code: how much of that is read ahead of its first use differs
+// between machines.
 inline size_t host_memory_held() {
-  FILE* f = fopen("/proc/self/statm", "r");
-  if (!f) return 0;
-  size_t pages = 0;
-  const bool read = fscanf(f, "%*u %zu", &pages) == 1;
-  fclose(f);
-  return read ? pages * size_t(sysconf(_SC_PAGESIZE)) : 0;
+  return proc_bytes("/proc/self/status", {"RssAnon", "VmExe", "VmLib"});
 }
 
 // Whose memory that is, for processes that may share it: this host's or, of a GPU, that GPU's, wherever it is.
