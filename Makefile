@@ -129,7 +129,7 @@ $(foreach l,$(LETTERS),$(eval UNIT_$l := $(filter-out $(ALONE) $(NO_KERNEL),$(wi
 $(foreach l,$(LETTERS),$(eval UNIT_cpu_$l := $(filter $(NO_KERNEL),$(wildcard kernels/*/[$l]*.c*))))
 KERNEL_UNITS := $(LETTERS:%=cpu_%) $(basename $(notdir $(ALONE))) $(LETTERS)
 # wgmma is an instruction of compute capability 9.0, in code for that alone (90a): other GPUs have no use for these units.
-HOPPER := $(foreach u,matmul_wgmma attention_wgmma,$(addprefix units/$u,.o .ptx .ptxas))
+HOPPER := $(foreach u,units/matmul_wgmma units/attention_wgmma tests/test_wgmma,$(addprefix $u,.o .ptx .ptxas))
 $(HOPPER:%=$(BUILD)/cuda/%): MACHINE_CODE := -gencode arch=compute_90a,code=sm_90a
 $(HOPPER:%=$(BUILD)/rehearsal/%): PTX_ALONE := -gencode arch=compute_90a,code=compute_90a
 # The layers and the host's files launch nothing themselves: g++, which sees CUDA's headers as nvcc's host compiler does, takes a
@@ -147,7 +147,7 @@ OWN_CODE_TESTS := $(call tests_with,__global__|planted_bugs.cuh|core/(simd|mma_l
 # What holds kernels is run again under both watchers; what depends on the CPU's vectors, on narrower ones.
 # (a test may have its cases in a header)
 CASES := $(subst $(space),|,on_every_device $(shell grep -l on_every_device $(filter-out tests/harness.h,$(wildcard tests/*.h))))
-KERNEL_TESTS := $(call tests_with,$(CASES)) test_simt test_planted_bugs test_wgmma test_tma
+KERNEL_TESTS := $(call tests_with,$(CASES)) test_simt test_planted_bugs test_tma
 # What reads files of others, and ranks that are threads, go under the sanitizers as well.
 FOREIGN_TESTS := test_from_matrix test_hf_config test_tokenizer test_ranks
 VECTOR_TESTS := test_math test_mma test_matmul test_matmul_bf16 test_grouped_matmul test_attention test_attention_bf16 test_gated_delta test_gated_delta_chunk test_gated_delta_bf16 test_golden

@@ -46,12 +46,13 @@ inline std::string kernel_name([[maybe_unused]] const void* kernel) {
 #endif
   return name;
 }
-// Refuses what a call for a launch has answered, by the kernel's name.
+// Refuses what a call for a launch has answered, by the kernel's name. (The next launch must not find it again.)
 inline void launch_check(cudaError_t answer, const void* kernel, dim3 grid, dim3 block, size_t shared_bytes) {
-  if (answer != cudaSuccess)
-    fail("launch of %s, grid %u x %u x %u, %u threads a block, %zu bytes of dynamic shared memory: %s",
-         kernel_name(kernel).c_str(), grid.x, grid.y, grid.z, block.x * block.y * block.z, shared_bytes,
-         cudaGetErrorString(answer));
+  if (answer == cudaSuccess) return;
+  cudaGetLastError();
+  fail("launch of %s, grid %u x %u x %u, %u threads a block, %zu bytes of dynamic shared memory: %s",
+       kernel_name(kernel).c_str(), grid.x, grid.y, grid.z, block.x * block.y * block.z, shared_bytes,
+       cudaGetErrorString(answer));
 }
 
 // Lets a kernel have so much dynamic shared memory.
@@ -100,10 +101,13 @@ void launch(void (*kernel)(P...), dim3 grid, dim3 block, size_t shared_bytes, Co
   launch_clusters(kernel, grid, block, 1, shared_bytes, ctx, args...);
 }
 
-// How many this build's kernel device has. Each runs blocks of its own.
+// How many this build's kernel device has. Each runs blocks of its own. GATED_MULTIPROCESSORS=4 says of a GPU that it
+// has no more: blocks that do one piece of work after another then have several in small tests, too.
 inline size_t multiprocessors() {
 #ifdef __CUDACC__
-  return gpu_attribute(cudaDevAttrMultiProcessorCount);
+  const char* const at_most = getenv("GATED_MULTIPROCESSORS");
+  const size_t all = gpu_attribute(cudaDevAttrMultiProcessorCount);
+  return at_most ? std::min(all, std::max<size_t>(1, strtoul(at_most, nullptr, 10))) : all;
 #else
   return simt::multiprocessors;
 #endif

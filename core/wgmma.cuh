@@ -35,8 +35,10 @@
 
 namespace gated {
 
-// Has this device wgmma, in this run's arithmetic?
+// Has this device wgmma, in this run's arithmetic? GATED_WGMMA=off leaves all products to mma, which has the same bits:
+// to see which of the two is at fault, or what wgmma gains.
 inline bool runs_wgmma(const Context& ctx) {
+  if (const char* const wanted = getenv("GATED_WGMMA"); wanted && !strcmp(wanted, "off")) return false;
 #ifdef __CUDACC__
   if (compute_capability() != 90) return false;
 #endif

@@ -4,20 +4,25 @@
   bitwise      every case that runs kernels, bit for bit against its reference or the CPU; in this stage as in those of
                compute-sanitizer, first the tensor cores' instruction against the CPU's model of it, then what is made
                of it
+  few          bitwise once more, as if there were four multiprocessors (GATED_MULTIPROCESSORS): blocks that take
+               piece after piece then take several, as they do in large shapes. So in the stages of compute-sanitizer
   cublas       cuBLASLt's products, which are held to a bound
   fingerprint  whole runs: the weights' fingerprint on the GPU must be the CPU's, and README's where that names the run.
                In bf16 by the arithmetic of this GPU
   program      the program beside the CPU: what it prints, its checkpoints, logs, evaluations and continuations; and
                what it refuses (gpu_program.py)
+  memcheck, synccheck
+               compute-sanitizer over the cases of bitwise; for memcheck arrays have no guard behind them
+               (GATED_GUARD=off). Where compute-sanitizer is missing or cannot attach to a small test, its stages are
+               `not run`
   bench        the benchmark, a check for each of its parts; nothing runs beside it
   pytorch      where python3 has PyTorch that sees the GPU: a step, products and attention beside it, added to the
                benchmark
-  memcheck, racecheck, initcheck, synccheck
-               compute-sanitizer over the cases of bitwise; for initcheck fresh memory is left as it is
-               (GATED_FILL=off), for memcheck arrays have no guard behind them (GATED_GUARD=off). Where
-               compute-sanitizer is missing or cannot attach to a small test, these stages are `not run`
+  racecheck, initcheck
+               compute-sanitizer's slower tools; for initcheck fresh memory is left as it is (GATED_FILL=off), and the
+               products by mma.sync are left out, of whose cp.async it takes bytes for read that are not
 
-RESULT.json is written anew after every check: what came of it, and the last lines that a check printed which failed.
+RESULT.json is written anew after every check: what came of it, and what a check printed first and last that failed.
 The next run goes on behind the last: with the checks that have not been run on this build and GPU, or, where all have,
 with those that failed.
 
@@ -31,7 +36,7 @@ It has stages of its own:
   consumer     a GPU whose blocks have 99 KiB of shared memory, and the tensor cores of Ampere
                (these three are bitwise once more)
 
-usage: [STAGES='bitwise memcheck'] [MINUTES=9] [CHECK_SECONDS=200] [JOBS=8]
+usage: [STAGES='bitwise memcheck'] [BENCH='gpt2-124m bf16'] [MINUTES=9] [CHECK_SECONDS=200] [JOBS=8]
        scripts/gpu_check.py RESULT.json BENCH TEST... [--cublas TEST...]
        scripts/gpu_check.py --rehearsal RESULT.json TRAIN TEST...
        [CUDA_FLAGS=--graph] scripts/gpu_check.py --fingerprint TRAIN FLAG...
@@ -43,7 +48,8 @@ usage: [STAGES='bitwise memcheck'] [MINUTES=9] [CHECK_SECONDS=200] [JOBS=8]
   --golden       so many steps of README's four runs with fewer tokens, on both devices
   --launched     the kernels that no test of this folder's TEST.launched has launched, where there are some
   --wishes       only looks at the variables in brackets, before a build that takes minutes
-  STAGES         these alone
+  STAGES         these alone, in this order
+  BENCH          these parts of the benchmark alone, in this order
   MINUTES        all ends by then: a check that is broken off is left to the next run, and keeps the rows that it
                  measured. Counted from BEGAN, in seconds since 1970, where make says when it began to build
   CHECK_SECONDS  a check that takes longer has failed
@@ -68,8 +74,9 @@ from common import ROOT, cuda_tool, read, write_whole
 
 SCRIPT = sys.argv[0]
 HERE = os.path.dirname(SCRIPT)
-SANITIZERS = ["memcheck", "racecheck", "initcheck", "synccheck"]
-STAGES = ["bitwise", "cublas", "fingerprint", "program", "bench", "pytorch"] + SANITIZERS
+SANITIZERS = ["memcheck", "synccheck", "racecheck", "initcheck"]
+STAGES = ["bitwise", "few", "cublas", "fingerprint", "program", *SANITIZERS[:2], "bench", "pytorch", *SANITIZERS[2:]]
+FEW = {"GATED_MULTIPROCESSORS": "4"}
 # Those of a rehearsal: bitwise three times more, where kernels can be told how to run.
 AGAIN = {"races": {"PTX_RACES": "1", "PTX_ORDER": "reverse"}, "drawn": {"PTX_ORDER": "7"},
          "consumer": {"PTX_GPU": "86"}}
@@ -169,7 +176,8 @@ def base(path):
 
 
 def tensor_cores_first(tests):
-    return sorted(tests, key=lambda test: 0 if base(test) == "test_mma" else 1 if test.endswith("_bf16") else 2)
+    instructions = "test_mma", "test_wgmma"
+    return sorted(tests, key=lambda test: 0 if base(test) in instructions else 1 if test.endswith("_bf16") else 2)
 
 
 def fingerprint_checks(train, mma, rehearsed):
@@ -178,21 +186,21 @@ def fingerprint_checks(train, mma, rehearsed):
     small = ("--data=bigram-backcopy --steps=6 --lr=3e-3 --warmup=6 --batch=4 --norm=gated --attn=g1 --val-batches=1 "
              "--sample-tokens=0")
     bf16 = f" --precision=bf16 --mma={mma}"
-    graph = {"CUDA_FLAGS": "--graph"}
+    graph, few = {"CUDA_FLAGS": "--graph"}, {} if rehearsed else FEW
     other = small if rehearsed else golden
     for what, flags, environment in [
             ("a run", golden, {}),
             ("a hybrid", golden + OTHER_GOLDEN["a hybrid"], {}),
             ("experts", golden + OTHER_GOLDEN["experts"], {}),
             ("a run as CUDA graphs", other + " --dropout=0.1 --micro-batches=2", graph),
-            ("a run in bf16 as CUDA graphs", other + bf16 + " --ffn=gelu --ffn-bias=on", graph),
+            ("a run in bf16 as CUDA graphs", other + bf16 + " --ffn=gelu --ffn-bias=on", graph | few),
             (f"a run in bf16 as {mma}", golden + bf16, {}),
             ("a hybrid with experts", other + " --mixer=hybrid --experts=8", {}),
             ("a run with recomputing and dropout", other + " --recompute=full --dropout=0.1", {}),
             ("linear attention", other.replace(" --attn=g1", "") + " --mixer=gated-delta", {}),
-            ("a hybrid with experts in bf16", small + bf16 + " --mixer=hybrid --experts=8 --shared-experts=1", {}),
+            ("a hybrid with experts in bf16", small + bf16 + " --mixer=hybrid --experts=8 --shared-experts=1", few),
             ("a run in bf16 with recomputing and dropout", small + bf16 + " --recompute=full --dropout=0.1", {}),
-            ("heads of 128 in bf16", small + bf16 + " --layers=2 --head-dim=128", {}),
+            ("heads of 128 in bf16", small + bf16 + " --layers=2 --head-dim=128", few),
             ("heads of 256 in bf16", small + bf16 + " --layers=2 --heads=2 --kv-heads=1 --head-dim=256 "
              "--window=48", {})]:
         yield Check("fingerprint", f"fingerprint of {what}, cpu and cuda",
@@ -231,10 +239,11 @@ class Checks:
         return os.path.join(self.logs, f"bench.{part}.json" if part else "bench.json")
 
     def of(self, stage):
-        if stage in ("bitwise", "cublas", *AGAIN, *SANITIZERS):
+        if stage in ("bitwise", "few", "cublas", *AGAIN, *SANITIZERS):
             tests, cases = (self.of_cublas, "[cublas]") if stage == "cublas" else (self.tests, "[bitwise]")
             before = self.sanitized(stage) if stage in SANITIZERS else []
-            own = AGAIN | {"initcheck": {"GATED_FILL": "off"}, "memcheck": {"GATED_GUARD": "off"}}
+            own = AGAIN | {stage: FEW for stage in ("few", "synccheck", "racecheck")} | {
+                "memcheck": FEW | {"GATED_GUARD": "off"}, "initcheck": FEW | {"GATED_FILL": "off"}}
 
             def environment(test):
                 says_launched = stage == "bitwise" and not self.bench
@@ -253,7 +262,11 @@ class Checks:
             parts, code = said(self.bench, "--parts")
             if code != 0 or not parts:
                 refuse(f"{self.bench} --parts: {parts or 'says nothing'}")
-            return [Check(stage, f"{stage} {part}", [self.bench, self.rows(part), part]) for part in parts.split()]
+            wanted = variable("BENCH", parts).split()
+            for part in wanted:
+                if part not in parts.split():
+                    refuse(f"BENCH: the benchmark has no part '{part}'; expected some of: {parts}")
+            return [Check(stage, f"{stage} {part}", [self.bench, self.rows(part), part]) for part in wanted]
         assert stage == "pytorch"
         if said("python3", "-c", "import torch, sys; sys.exit(not torch.cuda.is_available())")[1] != 0:
             return []
@@ -264,8 +277,10 @@ class Checks:
 
     def sanitized(self, tool):
         # (tests ask for errors of CUDA's calls on purpose; the program checks every call itself)
-        of_tool = ["--report-api-errors", "no"] if tool == "memcheck" else []
-        return [self.sanitizer, "--tool", tool, "--error-exitcode", "1", *of_tool]
+        of_tool = {"memcheck": ["--report-api-errors", "no"],
+                   "initcheck": ["--kernel-name-exclude", "kernel_substring=matmul_bf16_kernel"]}
+        return [self.sanitizer, "--tool", tool, "--error-exitcode", "1", "--show-backtrace", "device",
+                "--print-limit", "10", *of_tool.get(tool, [])]
 
     def why_no_sanitizer(self, seconds):
         """None where compute-sanitizer can run the smallest test, or finds faults there: it attaches."""
@@ -377,7 +392,8 @@ def run_check(check, checks, results, start, may_take, until_the_end):
         printed = ""
         print(f"{'left' if broken_off else outcome.partition(':')[0]:5} {check.name:60} {took:4d} s")
         if outcome != "ok" and not broken_off:
-            printed = "\n".join(text.splitlines()[-30:])[-4000:]
+            lines = text.splitlines()
+            printed = "\n".join(lines if len(lines) <= 35 else [*lines[:20], "...", *lines[-15:]])[:4000]
             print(f"{printed}\n      {outcome}; its log: {log}")
         sys.stdout.flush()
         # (a bench that was stopped leaves what it has measured)
@@ -440,7 +456,7 @@ def main(result, train, bench, tests, of_cublas):
     commit, no_commit = said("git", "describe", "--always", "--dirty")
     results = Results(result, {"device": gpu[0], "driver": gpu[1], "nvcc": release[1] if release else "",
                                "commit": variable("COMMIT", "" if no_commit else commit),
-                               "build": build.hexdigest()[:16],
+                               "build": build.hexdigest()[:16], "cores": os.cpu_count(), "jobs": jobs,
                                "command": "make gpu-check" if bench else "make rehearsal"})
     logs = os.path.join(os.path.dirname(tests[0]), "gpu-check.logs")
     os.makedirs(logs, exist_ok=True)

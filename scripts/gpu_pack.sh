@@ -4,8 +4,8 @@
 # scripts that run them, in one archive.
 #   on this machine    make gpu-build CUDA_ARCH=90 ARCH=x86-64-v3, then this
 #   on that one        tar xzf gpu.tar.gz && MINUTES=9 gpu/check OUT     again, until nothing is left
-# OUT/gpu_check.json is written after every check. A later call goes on from it: where another machine runs that, carry
-# it along.
+# OUT/gpu_check.json is written after every check, and at the end OUT/gpu_check.logs.tar.gz, what all checks have printed.
+# A later call goes on from the first: where another machine runs that, carry it along.
 # usage: scripts/gpu_pack.sh ARCHIVE.tar.gz TRAIN PROGRAM... [--cublas TEST...]        BENCH before the tests
 #        scripts/gpu_pack.sh --rehearsal ARCHIVE.tar.gz TRAIN TEST...                  the rehearsal's, with its kernels
 set -eu
@@ -59,7 +59,9 @@ export LD_LIBRARY_PATH="$PWD/lib${LD_LIBRARY_PATH:+:$LD_LIBRARY_PATH}" PTX_KERNE
 EOF
   echo "export COMMIT=$(git describe --always --dirty 2>/dev/null)"
   [ -z "$rehearsal" ] || echo 'export GATED_GUARD=off'
-  echo "exec scripts/gpu_check.py $rehearsal \"\$out/gpu_check.json\" ${rehearsal:+./train}$names"
+  echo "scripts/gpu_check.py $rehearsal \"\$out/gpu_check.json\" ${rehearsal:+./train}$names || code=\$?"
+  echo '[ ! -d programs/gpu-check.logs ] || tar czf "$out/gpu_check.logs.tar.gz" -C programs gpu-check.logs'
+  echo 'exit ${code:-0}'
 } >"$folder/gpu/check"
 chmod +x "$folder/gpu/check"
 tar czf "$archive" -C "$folder" gpu

@@ -23,6 +23,21 @@ TEST_CASE_METHOD(Folder, "scripts: the lint refuses PTX that the CPU does not fo
   ended(lint(rounded + "\tmax.f32 \t%f75, %f30, 0f00000000;\n\tmax.f32 \t%f75, %f30, 0fFF800000;\n"));
   REQUIRE(count(lint(rounded + "\tmax.f32 \t%f75, %f30, 0f80000000;\n\tmin.f32 \t%f75, %f30, 0f00000000;\n").text,
                 "%f75") == 2);
+  // What wgmma works on stays as it is from the fence to the wait: its sums, and a factor in registers.
+  const auto beside_wgmma = [&](const std::string& behind_fence, const std::string& before_wait) {
+    return lint(rounded + "\twgmma.fence.sync.aligned;\n" + behind_fence +
+                "\twgmma.mma_async.sync.aligned.m64n64k16.f32.bf16.bf16 {%f1, %f2}, {%r1, %r2}, %rd1, %p1, 1, 1, 1;\n" +
+                before_wait + "\twgmma.wait_group.sync.aligned 0;\n\tmov.f32 \t%f1, %f9;\n");
+  };
+  ended(beside_wgmma("\tmul.rn.f32 \t%f3, %f1, %f2;\n", "\tmov.f32 \t%f3, %f1;\n\tst.global.f32 \t[%rd2], %f4;\n"));
+  for (const std::string& write :
+       {"mul.rn.f32 \t%f2, %f2, %f3;", "mov.f32 \t%f1, 0f00000000;", "@%p1 cvt.rn.bf16x2.f32 \t%r2, %f3, %f4;",
+        "ld.shared.v2.b32 \t{%r5, %r1}, [%r7];"}) {
+    const std::string line = "\t" + write + "\n",
+                      last = "FAIL  ptx_lint a.ptx: registers that wgmma works on are written to\n";
+    REQUIRE(says(ended(beside_wgmma(line, ""), 1).text, {" is written after the fence: ", last}));
+    REQUIRE(says(ended(beside_wgmma("", line), 1).text, {" is written before the wait: ", last}));
+  }
 
   REQUIRE(contains(lint("\tmov.u32 \t%r1, %tid.x;\n").text, "no floating-point operation in it"));
   REQUIRE(run("{repo}/scripts/ptx_lint.sh").exit_code == 2);
@@ -199,9 +214,9 @@ struct FakeGpu : Folder {
     program("cuda/bin/nvcc", "echo 'Cuda compilation tools, release 13.0, V13.0.88'");
     // (test_round is the one that is tried first, to see whether compute-sanitizer attaches at all)
     program("cuda/bin/compute-sanitizer",
-            "[ $2 != memcheck ] || set -- $1 $2 $3 $4 $7 $8  # without --report-api-errors no\n"
-            "[ \"$5\" = ./test_round ] || echo \"$2 $5 $6 fill=${GATED_FILL:-on}\" >>asked\n"
-            "[ \"$5\" != \"$(cat fails 2>/dev/null)\" ]");
+            "tool=$2\nwhile [ \"${1#./}\" = \"$1\" ]; do shift; done  # its options\n"
+            "[ $1 = ./test_round ] || echo \"$tool $1 $2 fill=${GATED_FILL:-on} of=$GATED_MULTIPROCESSORS\" >>asked\n"
+            "[ $1 != \"$(cat fails 2>/dev/null)\" ]");
     // Of README's runs the fingerprint that it names. What gpu_program.py runs: a checkpoint, and what it wants
     // refused.
     program("train", R"(case $1 in --device=cpu) echo train $* >>asked;; esac
@@ -221,8 +236,9 @@ echo fingerprint of the weights: ${weights:-0123})");
     program("bin/python3", "[ \"$1\" != -c ] || exit 1\nexec " + python + " \"$@\"");  // without PyTorch
     bench("echo '{\"of\": \"'$2'\", \"rows\": [{\"op\": \"'$2'\", \"rate\": 1}]}' >$1");
     for (const char* test : {"test_round", "test_a_bf16", "test_mma"})
-      program(test, format("echo %s $1 needs=$GATED_NEEDS_GPU >>asked\n[ ./%s != \"$(cat fails 2>/dev/null)\" ]", test,
-                           test));
+      program(test, format("echo %s $1 needs=$GATED_NEEDS_GPU of=$GATED_MULTIPROCESSORS >>asked\n[ ./%s != \"$(cat "
+                           "fails 2>/dev/null)\" ]",
+                           test, test));
   }
   // A benchmark of two parts.
   void bench(const std::string& lines) const {
@@ -262,9 +278,9 @@ echo fingerprint of the weights: ${weights:-0123})");
   NEEDS("python3 --version", "python3", "scripts/gpu_check.py"); \
   const FakeGpu f
 
-// Three tests, one of cuBLAS, thirteen runs, five cases of the program and one refusal, which write nothing here, two
+// Three tests, twice, one of cuBLAS, thirteen runs, five cases of the program and one refusal, which write nothing here, two
 // parts of the benchmark, and compute-sanitizer's four tools over two tests and a test that it is not asked about.
-constexpr size_t all_checks = 3 + 1 + 13 + 6 + 2 + 4 * 3, asked_by_all = all_checks - 6 - 4;
+constexpr size_t all_checks = 2 * 3 + 1 + 13 + 6 + 2 + 4 * 3, asked_by_all = all_checks - 6 - 4;
 std::string passed(size_t n, size_t failed) {
   return format("gpu-check: %zu passed, %zu failed, 0 left", n, failed);
 }
@@ -341,13 +357,13 @@ TEST_CASE("scripts: gpu-check runs every stage, and writes down what came of it"
   // The stages in their order, and in each the tensor cores first.
   size_t at = 0;
   for (const char* next :
-       {"test_mma [bitwise] needs=1\n", "test_a_bf16 [bitwise] needs=1\n", "test_round [bitwise] needs=1\n",
-        "test_round [cublas] needs=1\n", "train --device=cpu", "--precision=bf16 --mma=hopper\n",
-        "--mixer=hybrid --experts=8\n", "--recompute=full --dropout=0.1\n", "--mixer=gated-delta\n",
-        "--mma=hopper --mixer=hybrid --experts=8", "--head-dim=256", "bench copies\n", "bench products\n",
-        "memcheck ./test_mma [bitwise] fill=on\n", "memcheck ./test_a_bf16 [bitwise] fill=on\n",
-        "racecheck ./test_mma [bitwise] fill=on\n", "initcheck ./test_a_bf16 [bitwise] fill=off\n",
-        "synccheck ./test_mma [bitwise] fill=on\n"}) {
+       {"test_mma [bitwise] needs=1 of=\n", "test_a_bf16 [bitwise] needs=1 of=\n", "test_round [bitwise] needs=1 of=\n",
+        "test_mma [bitwise] needs=1 of=4\n", "test_round [cublas] needs=1 of=\n", "train --device=cpu",
+        "--precision=bf16 --mma=hopper\n", "--mixer=hybrid --experts=8\n", "--recompute=full --dropout=0.1\n",
+        "--mixer=gated-delta\n", "--mma=hopper --mixer=hybrid --experts=8", "--head-dim=256",
+        "memcheck ./test_mma [bitwise] fill=on of=4\n", "memcheck ./test_a_bf16 [bitwise] fill=on of=4\n",
+        "synccheck ./test_mma [bitwise] fill=on of=4\n", "bench copies\n", "bench products\n",
+        "racecheck ./test_mma [bitwise] fill=on of=4\n", "initcheck ./test_a_bf16 [bitwise] fill=off of=4\n"}) {
     INFO(next);
     REQUIRE((at = asked.find(next, at)) != std::string::npos);
   }
@@ -558,7 +574,8 @@ TEST_CASE("scripts: gpu-check says what failed, and tries that again when all ha
   REQUIRE(contains(third.text, "\n99\n100\nthe third value differs\n      FAIL: exit 3; its log: "));
   const nlohmann::json entry = f.entry_of("bitwise test_round");
   REQUIRE(entry["outcome"] == "FAIL: exit 3");
-  REQUIRE(entry["printed"].get<std::string>().starts_with("72\n73\n"));
+  REQUIRE(entry["printed"].get<std::string>().starts_with("1\n2\n"));
+  REQUIRE(contains(entry["printed"].get<std::string>(), "\n20\n...\n87\n"));
   REQUIRE(entry["printed"].get<std::string>().ends_with("\n100\nthe third value differs"));
   f.program("test_round", "head -c 100000 /dev/zero | tr '\\0' x; exit 3");
   f.check("STAGES=bitwise");
@@ -596,7 +613,9 @@ TEST_CASE("scripts: gpu-check keeps the rows of a part that failed, and measures
   REQUIRE(f.outcome_of("bench products") == "FAIL: exit 1");
   REQUIRE(f.ops() == "copies products ");
   f.write("rate", "5");
-  f.ran(1, "STAGES=bench");
+  f.ran(1, "STAGES=bench BENCH=products");
+  REQUIRE(ended(f.check("STAGES=bench BENCH=sums"), 1).text ==
+          "gpu-check: BENCH: the benchmark has no part 'sums'; expected some of: copies products\n");
   const nlohmann::json rows = f.result()["bench"]["rows"];
   REQUIRE(rows.size() == 2);
   REQUIRE((rows[0]["rate"] == 4 && rows[1]["rate"] == 5));
@@ -765,7 +784,8 @@ TEST_CASE_METHOD(Folder, "scripts: what a GPU's machine gets is whole, and runs 
   program("bin/nvidia-smi", "echo no devices; exit 9");
   const Said check = ended(run("PATH=$PWD/bin:$PATH away/gpu/check out"), 1);
   REQUIRE(contains(check.text, "no GPU answers here: nvidia-smi: no devices"));
-  REQUIRE(says(read("away/gpu/check"),
-               {"export COMMIT=",
-                "\"$out/gpu_check.json\"  programs/bench programs/test_a programs/test_b --cublas programs/test_b"}));
+  REQUIRE(
+      says(read("away/gpu/check"),
+           {"export COMMIT=",
+            "\"$out/gpu_check.json\"  programs/bench programs/test_a programs/test_b --cublas programs/test_b ||"}));
 }

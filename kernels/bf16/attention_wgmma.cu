@@ -289,6 +289,8 @@ __device__ __forceinline__ void for_each_item(unsigned char* shared, const Maps&
           memory.full[n % stages].wait(n / stages % 2);
           if (row >= item.first && row < item.last)
             g(head, row, of_warp(shared_address(memory.ring) + n % stages * P::pair));
+          else
+            __syncwarp();  // no lane waits any more for what is given back
           if (arrives) memory.empty[n % stages].arrive();
         }
       if (arrives) (P::wide ? memory.own_done : memory.own_empty)->arrive();

@@ -422,6 +422,7 @@ bool matmul_wgmma(Matrix<Out> C, std::span<const MmaFactors> factors, size_t M, 
       maps.a[f] = tensor_map(a), maps.b[f] = tensor_map(b);
     }
     const size_t clusters = std::min(count, multiprocessors()) / wgmma_ranks;
+    if (clusters == 0) return false;
     launch_clusters(matmul_wgmma_kernel<l, width, Out>, grid_of(clusters * wgmma_ranks), wgmma_block, wgmma_ranks,
                     wgmma_shared(width), ctx, maps, product, tiles);
     return true;
