@@ -145,6 +145,16 @@ template <int s = lanes / 2>
     if (!(i & s)) exchange<s>(row[i], row[i + s]);
   if constexpr (s > 1) transpose<s / 2>(row);
 }
+// to (columns,rows) is from (rows,columns) transposed. Both are multiples of `lanes`.
+inline void transpose(float* to, const float* from, size_t rows, size_t columns) {
+  for (size_t i = 0; i < rows; i += lanes)
+    for (size_t j = 0; j < columns; j += lanes) {
+      vec square[lanes];
+      for (size_t l = 0; l < lanes; l++) square[l] = load(from + (i + l) * columns + j);
+      transpose(square);
+      for (size_t l = 0; l < lanes; l++) store(to + (j + l) * rows + i, square[l]);
+    }
+}
 
 // Asks for a row (n) that will be written: it comes from memory while something else is computed.
 template <class S>

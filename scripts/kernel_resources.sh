@@ -8,6 +8,7 @@
 #              warps fit, and a register more or less is no news
 #   static     bytes of shared memory, exactly
 #   spills     bytes stored and loaded, at most
+# Where ptxas says that it makes products of wgmma wait for each other, that is a fault, too.
 # Registers and spills are ptxas's own decisions: they are compared where nvcc's release and the PTX's target are those
 # of the table.
 # usage: scripts/kernel_resources.sh [--update] FILE.ptxas
@@ -48,6 +49,10 @@ if [ $update -eq 1 ]; then
   exit 0
 fi
 
+if grep "wgmma.* serialized" "$1"; then
+  echo "FAIL  kernel_resources $1: products of wgmma wait for each other"
+  exit 1
+fi
 echo "$taken" | awk -v compiler="$compiler" '
   function fault(text) { print "FAIL  " $1 " for " $2 ": " text; faults++ }
   NR == FNR && /^# nvcc/ { same = substr($0, 3) == compiler; theirs = substr($0, 3) }

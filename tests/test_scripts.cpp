@@ -99,6 +99,12 @@ TEST_CASE_METHOD(Folder, "scripts: what kernels take of a GPU is held to the tab
   REQUIRE(refused(log(40, 0, 90, 8452, 16), "8452 bytes of static shared memory, expected 8448"));
   REQUIRE(refused(log(40, 0, 90, 8448, 20), "spills 20 bytes and loads 20 of them again, expected at most 16 and 16"));
 
+  const char* const waits =
+      "ptxas info    : (C7510) Potential Performance Loss: wgmma.mma_async instructions are serialized due to "
+      "insufficient "
+      "register resources for the wgmma pipeline in function 'tile_kernel'\n";
+  REQUIRE(contains(ended(check(log(40, 0, 90, 8448, 16) + waits), 1).text, "products of wgmma wait for each other"));
+
   // Another compiler decides otherwise on registers and spills, but not on shared memory.
   compiler = "Cuda compilation tools, release 12.4, V12.4.1\n.target sm_80\n";
   REQUIRE(contains(ended(check(log(200, 0, 200, 8448, 99))).text,

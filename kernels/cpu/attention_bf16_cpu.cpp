@@ -207,10 +207,10 @@ static void add_dq(const Gradients& a, const BackwardMemory& w, size_t count) {
 }
 
 static void add_dkdv(const Gradients& a, const BackwardMemory& w, float* dk_sum, float* dv_sum) {
-  transpose_tile(w.turned, w.score);
+  transpose(w.turned, w.score, block, block);
   make_rows(w.weights, w.turned, block);
   mma_product(a.arithmetic, Chains::go_on, dv_sum, block, a.s.D, w.weights, w.dout_panels, depth_of_block);
-  transpose_tile(w.turned, w.dp);
+  transpose(w.turned, w.dp, block, block);
   make_rows(w.weights, w.turned, block);
   mma_product(a.arithmetic, Chains::go_on, dk_sum, block, a.s.D, w.weights, w.query_panels, depth_of_block);
 }

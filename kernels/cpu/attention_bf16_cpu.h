@@ -60,17 +60,6 @@ inline void make_panels_of_columns(MmaPanel* to, const float* x, size_t D) {
     }
 }
 
-// to (64,64) is x transposed.
-inline void transpose_tile(float* to, const float* x) {
-  for (size_t r = 0; r < block; r += lanes)
-    for (size_t c = 0; c < block; c += lanes) {
-      vec part[lanes];
-      for (size_t l = 0; l < lanes; l++) part[l] = load(x + (r + l) * block + c);
-      transpose(part);
-      for (size_t l = 0; l < lanes; l++) store(to + (c + l) * block + r, part[l]);
-    }
-}
-
 // ---- weights
 
 // Which keys of a tile a query sees.

@@ -156,17 +156,6 @@ void solve(float* x, float* y, const float* L, const float* beta, size_t step, s
   });
 }
 
-// to (columns,rows) = the transpose of from (rows,columns); both are multiples of 16.
-static void turn(float* to, size_t to_step, const float* from, size_t step, size_t rows, size_t columns) {
-  for (size_t i = 0; i < rows; i += lanes)
-    for (size_t j = 0; j < columns; j += lanes) {
-      vec x[lanes];
-      for (size_t r = 0; r < lanes; r++) x[r] = load(from + (i + r) * step + j);
-      transpose(x);
-      for (size_t r = 0; r < lanes; r++) store(to + (j + r) * to_step + i, x[r]);
-    }
-}
-
 // row i of x, n numbers, times factor[i]
 static void scale_rows(float* x, size_t step, const float* from, const float* factor, size_t rows, size_t n) {
   for (size_t i = 0; i < rows; i++)
@@ -218,7 +207,7 @@ struct Workspace {
   void load_keys(const GatedDeltaIn& in, const GatedDeltaShape& s, size_t b, size_t h, size_t t0, size_t n) const {
     copy_rows(q, D, in.q + s.qk_row(b, t0, h), s.qk_step(), s.Dk, n);
     copy_rows(k, D, in.k + s.qk_row(b, t0, h), s.qk_step(), s.Dk, n);
-    turn(turned_k, chunk, k, D, chunk, D);
+    transpose(turned_k, k, chunk, D);
     lower_product(kk, {k, D, 1}, turned_k, n, s.Dk);
     lower_product(qk, {q, D, 1}, turned_k, n, s.Dk);
   }
@@ -331,7 +320,7 @@ static void backward_group(const GatedDeltaGradients& out, const GatedDeltaBackw
       copy_rows(x.error, V, back.error + row, all, s.Dv, n);
       copy_rows(x.dout, V, back.dout + row, all, s.Dv, n);
       scale_rows(x.u, V, x.error, x.beta, n, V);
-      turn(x.turned_u, chunk, x.u, V, chunk, V);
+      transpose(x.turned_u, x.u, chunk, V);
       const float* S = part > 0     ? back.kept + s.kept_state(b, h, part - 1)
                        : in.initial ? in.initial + s.state(b, h)
                                     : nullptr;
@@ -339,8 +328,8 @@ static void backward_group(const GatedDeltaGradients& out, const GatedDeltaBackw
         copy_rows(x.S, V, S, s.Dv, s.Dv, s.Dk);
       else
         std::fill_n(x.S, D * V, 0.0f);
-      turn(x.turned_S, D, x.S, V, D, V);
-      turn(x.turned_dS, D, dS, V, D, V);
+      transpose(x.turned_S, x.S, D, V);
+      transpose(x.turned_dS, dS, D, V);
 
       scaled_product(x.w, V, x.k, D, dS, n, V, s.Dk, x.end);
       std::copy_n(x.w, n * V, x.du);
