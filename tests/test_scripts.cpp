@@ -220,7 +220,7 @@ struct FakeGpu : Folder {
     program("cuda/bin/nvcc", "echo 'Cuda compilation tools, release 13.0, V13.0.88'");
     // (test_round is the one that is tried first, to see whether compute-sanitizer attaches at all)
     program("cuda/bin/compute-sanitizer",
-            "tool=$2\nwhile [ \"${1#./}\" = \"$1\" ]; do shift; done  # its options\n"
+            "tool=$2\nwhile [ \"${1#./}\" = \"$1\" ]; do shift; done\n"  // its options
             "[ $1 = ./test_round ] || echo \"$tool $1 $2 fill=${GATED_FILL:-on} of=$GATED_MULTIPROCESSORS\" >>asked\n"
             "[ $1 != \"$(cat fails 2>/dev/null)\" ]");
     // Of README's runs the fingerprint that it names. What gpu_program.py runs: a checkpoint, and what it wants
@@ -284,8 +284,8 @@ echo fingerprint of the weights: ${weights:-0123})");
   NEEDS("python3 --version", "python3", "scripts/gpu_check.py"); \
   const FakeGpu f
 
-// Three tests, twice, one of cuBLAS, thirteen runs, five cases of the program and one refusal, which write nothing here, two
-// parts of the benchmark, and compute-sanitizer's four tools over two tests and a test that it is not asked about.
+// Three tests, twice, one of cuBLAS, thirteen runs, five cases of the program and one refusal, which write nothing here,
+// two parts of the benchmark, and compute-sanitizer's four tools over two tests and one that it is not asked about.
 constexpr size_t all_checks = 2 * 3 + 1 + 13 + 6 + 2 + 4 * 3, asked_by_all = all_checks - 6 - 4;
 std::string passed(size_t n, size_t failed) {
   return format("gpu-check: %zu passed, %zu failed, 0 left", n, failed);
