@@ -284,8 +284,8 @@ echo fingerprint of the weights: ${weights:-0123})");
   NEEDS("python3 --version", "python3", "scripts/gpu_check.py"); \
   const FakeGpu f
 
-// Three tests, twice, one of cuBLAS, thirteen runs, five cases of the program and one refusal, which write nothing here,
-// two parts of the benchmark, and compute-sanitizer's four tools over two tests and one that it is not asked about.
+// Three tests, twice, one of cuBLAS, thirteen runs, five cases of the program and one refusal, which write nothing
+// here, two parts of the benchmark, and compute-sanitizer's four tools over two tests and one that is not asked about.
 constexpr size_t all_checks = 2 * 3 + 1 + 13 + 6 + 2 + 4 * 3, asked_by_all = all_checks - 6 - 4;
 std::string passed(size_t n, size_t failed) {
   return format("gpu-check: %zu passed, %zu failed, 0 left", n, failed);

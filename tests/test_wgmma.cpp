@@ -1,6 +1,6 @@
 // wgmma: products of tiles in shared memory, in each of the four ways and in every width, against the definition
-// (core/mma.h), on the emulator or by the instruction on a GPU; and what a kernel that does not wait, or does not fence,
-// is told by the emulator. The kernels that stand on it: tests/test_matmul_bf16.cpp, tests/test_attention_bf16.cpp.
+// (core/mma.h), on the emulator or by the instruction on a GPU; and what the emulator says of a kernel that does not
+// wait, or does not fence. The kernels that stand on it: tests/test_matmul_bf16.cpp, tests/test_attention_bf16.cpp.
 #include "core/wgmma.cuh"
 
 #include <random>
