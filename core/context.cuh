@@ -342,6 +342,7 @@ inline bool worth_waking(size_t numbers) {
 // from_step elements after the one before it: 0 for from_step copies one row to all.
 template <class T>
 void copy_rows(T* to, size_t to_step, const T* from, size_t from_step, size_t rows, size_t n, Context& ctx) {
+  if (rows == 0 || n == 0) return;
 #ifdef __CUDACC__
   if (ctx.device == Device::cuda) {
     constexpr size_t most = 0x7fffffff;  // bytes that may lie between two rows of one call: at least those of a row

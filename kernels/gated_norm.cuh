@@ -201,14 +201,13 @@ struct Tile {
   // Columns c to c+3 of an expand with W (rank,columns) in global memory. Where W has one column, all have it.
   __device__ Patch expand(const float* values, const float* W, size_t columns, size_t c) const {
     Patch sum = {};
-    if (columns == 1)
-      expand<1>(sum, values, unsigned(shape.rank), [&](size_t j) { return Quad{{W[j], W[j], W[j], W[j]}}; });
-    else if (columns % 4 == 0 && c < columns)
+    if (columns % 4 == 0 && c < columns)
       expand<4>(sum, values, unsigned(shape.rank),
                 [&](size_t j) { return load_quad<true>(W + j * columns, c, columns); });
     else
-      expand<1>(sum, values, unsigned(shape.rank),
-                [&](size_t j) { return load_quad<false>(W + j * columns, c, columns); });
+      expand<1>(sum, values, unsigned(shape.rank), [&](size_t j) {
+        return columns == 1 ? Quad{{W[j], W[j], W[j], W[j]}} : load_quad<false>(W + j * columns, c, columns);
+      });
     return sum;
   }
 

@@ -314,7 +314,9 @@ void short_conv_forward(Reals y, Reals final, ConstReals x, const float* w, Cons
 void short_conv_backward(Reals dx, float* dw, Reals dinitial, ConstReals dy, ConstReals dfinal, ConstReals x,
                          const float* w, ConstReals initial, const ShortConvShape& s, Context& ctx) {
   require_taps("short_conv_backward", w, s);
-  require(!(dx == dy) && !(dx == x), "short_conv_backward: dx is dy or x, which other tokens still need");
+  const auto is_read = [&](ConstReals out) { return out && (out == dy || out == x || out == dfinal); };
+  require(!is_read(dx) && !is_read(dinitial),
+          "short_conv_backward: dx or dinitial is dy, x or dfinal, which other tokens still need");
   with_storage(dx, [&](auto stored) {
     using S = decltype(stored);
     if (ctx.device == Device::cpu)

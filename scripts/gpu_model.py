@@ -225,6 +225,9 @@ MODELS = {
         (1, "--steps=2", True), (-1, "--steps=1", False)]),
     "a layer of P1's 15B-A2B, bf16, B 4, T 4096": ("--preset=p1-15a2b --layers=1 --batch=4", [
         (1, "--steps=2", True), (-1, "--steps=1", False)]),
+    "2 layers of width 2048 with GatedNorm and G1, bf16, B 4, T 4096": (
+        "--hidden=2048 --heads=16 --kv-heads=8 --head-dim=128 --ffn-hidden=6144 --layers=2 --batch=4 --context=4096 "
+        "--norm=gated --attn=g1", [(1, "--steps=2", True), (-1, "--steps=1", False)]),
 }
 OF_ALL = "--device=cuda --precision=bf16 --warmup=1 --sample-tokens=0 --val-batches=1 --data=self"
 

@@ -137,7 +137,8 @@ TEST_CASE("short_conv: what it refuses") {
         format("short_conv_forward: %zu taps over %zu tokens, expected at least 1 of each", taps, 1 - taps));
   REQUIRE_THROWS_WITH(short_conv_forward(x, nullptr, x, y, nullptr, {1, 1, 4, 1}, cpu),
                       "short_conv_forward: y is x, which later tokens still need");
-  for (float* dx : {x, y})
-    REQUIRE_THROWS_WITH(short_conv_backward(dx, dw, nullptr, y, nullptr, x, x, nullptr, {1, 1, 4, 1}, cpu),
-                        "short_conv_backward: dx is dy or x, which other tokens still need");
+  float dx[4] = {}, dfinal[4] = {};
+  for (const auto& [wrong_dx, dinitial] : {std::pair(x, dw), {y, dw}, {dfinal, dw}, {dx, x}, {dx, y}, {dx, dfinal}})
+    REQUIRE_THROWS_WITH(short_conv_backward(wrong_dx, dw, dinitial, y, dfinal, x, x, nullptr, {1, 1, 4, 1}, cpu),
+                        "short_conv_backward: dx or dinitial is dy, x or dfinal, which other tokens still need");
 }
