@@ -19,8 +19,7 @@
   pytorch      where python3 has PyTorch that sees the GPU: a step, products and attention beside it, added to the
                benchmark
   racecheck, initcheck
-               compute-sanitizer's slower tools; for initcheck fresh memory is left as it is (GATED_FILL=off), and the
-               products by mma.sync are left out, of whose cp.async it takes bytes for read that are not
+               compute-sanitizer's slower tools; for initcheck fresh memory is left as it is (GATED_FILL=off)
 
 RESULT.json is written anew after every check: what came of it, and what a check printed first and last that failed.
 The next run goes on behind the last: with the checks that have not been run on this build and GPU, or, where all have,
@@ -277,10 +276,9 @@ class Checks:
 
     def sanitized(self, tool):
         # (tests ask for errors of CUDA's calls on purpose; the program checks every call itself)
-        of_tool = {"memcheck": ["--report-api-errors", "no"],
-                   "initcheck": ["--kernel-name-exclude", "kernel_substring=matmul_bf16_kernel"]}
+        of_tool = ["--report-api-errors", "no"] if tool == "memcheck" else []
         return [self.sanitizer, "--tool", tool, "--error-exitcode", "1", "--show-backtrace", "device",
-                "--print-limit", "10", *of_tool.get(tool, [])]
+                "--print-limit", "10", *of_tool]
 
     def why_no_sanitizer(self, seconds):
         """None where compute-sanitizer can run the smallest test, or finds faults there: it attaches."""
