@@ -46,7 +46,7 @@ usage: [STAGES='bitwise memcheck'] [BENCH='gpt2-124m bf16'] [MINUTES=9] [CHECK_S
   --fingerprint  one run on both devices. CUDA_FLAGS are for the GPU alone
   --golden       so many steps of README's four runs with fewer tokens, on both devices
   --launched     the kernels that no test of this folder's TEST.launched has launched, where there are some
-  --wishes       only looks at the variables in brackets, before a build that takes minutes
+  --wishes       only looks at the variables in brackets, but for BENCH, before a build that takes minutes
   STAGES         these alone, in this order
   BENCH          these parts of the benchmark alone, in this order
   MINUTES        all ends by then: a check that is broken off is left to the next run, and keeps the rows that it

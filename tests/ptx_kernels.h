@@ -11,11 +11,12 @@
 #include <vector>
 
 #include "ptx/machine.h"
+#include "tests/environment.h"
 #include "tests/script.h"
 
 namespace ptx_test {
 
-using gated::contains, gated::Folder, gated::says;
+using gated::contains, gated::Environment, gated::Folder, gated::says;
 using Word = uint64_t;
 
 // ---- kernels: their PTX is gathered before the first of them runs, and translated at once
@@ -138,13 +139,5 @@ void require_run(const std::string& name, ptx::Extent grid, ptx::Extent block, c
   const void* const parameters[] = {in.p, out.p};
   require_run(name, grid, block, parameters);
 }
-
-struct Environment {
-  std::string name;
-  Environment(const std::string& name, const std::string& value) : name(name) {
-    setenv(name.c_str(), value.c_str(), 1);
-  }
-  ~Environment() { unsetenv(name.c_str()); }
-};
 
 }  // namespace ptx_test

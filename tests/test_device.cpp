@@ -2,6 +2,7 @@
 #include "core/context.cuh"
 
 #include "core/launch.cuh"
+#include "tests/contents.h"
 #include "tests/harness.h"
 
 using namespace gated;
@@ -22,6 +23,15 @@ __global__ void reverse_kernel(float* x) {
 }
 
 }  // namespace
+
+TEST_CASE("device: what a process holds is counted with all of its code") {
+  const std::string status = contents("/proc/self/status");
+  const auto bytes = [&](const std::string& name) { return 1024 * std::stod(between(status, name + ":", " kB")); };
+  const double expected = bytes("RssAnon") + bytes("VmExe") + bytes("VmLib");
+  REQUIRE(std::abs(double(host_memory_held()) / expected - 1) < 0.02);
+  REQUIRE(proc_bytes("/proc/self/status", {"Vm", "VmExe:"}) == 0);
+  REQUIRE(proc_bytes("/nowhere", {"VmExe"}) == 0);
+}
 
 TEST_CASE("device: kernels are launched, buffers come back", "[bitwise]") {
   on_every_device([](Context& ctx) {
