@@ -41,7 +41,7 @@ class Counter {
   void access(const Thread&, Space, uint64_t address, unsigned bytes, bool write, unsigned line);
   // A copy of a box, and the lines that it reads: they come past the first cache, each time.
   void copied(unsigned line, const gated::TmaMatrix&, int32_t x, int32_t y);
-  // An instruction that a warp executes once.
+  // An instruction that a warp executes once, or a basic block that its first lane begins.
   void warp_op(unsigned line) { lines_of_block_[{line, Space::local}].executions++; }
   void end_block();
   void write() const;

@@ -342,6 +342,9 @@ class Machine : Services {
   void arrive_at_cluster(Thread&, unsigned line) override;
   void wait_for_cluster(Thread&, unsigned line) override;
   void meet(Thread&, WarpOp, uint32_t mask, void* record, unsigned line) override;
+  void pass(unsigned line) override {
+    if (counter_) counter_->warp_op(line);
+  }
   void watch(Thread&, Space, uint64_t address, unsigned bytes, bool write, unsigned line) override;
   void copy_async(Thread&, uint64_t to, uint64_t from, uint32_t bytes, unsigned line) override;
   void commit_copies(Thread&) override;
@@ -780,7 +783,9 @@ bool Machine::complete(Fiber& f) {
     if (!never.empty()) who += " lanes" + runs(never) + words(" are beyond the block's %u threads", threads_);
     refuse(f.thread, who.c_str(), f.line);
   }
-  if (counter_) counter_->warp_op(f.line);
+  // (A product is made at its wait, and counted where it was asked for.)
+  if (counter_)
+    counter_->warp_op(f.op == WarpOp::wgmma ? static_cast<const Fiber::Product*>(f.record)->line : f.line);
   switch (f.op) {
     case WarpOp::sync:
       if (!others) warp_epochs_[warp]++, warp_times_[warp] = time_++;

@@ -15,7 +15,7 @@ import subprocess
 import sys
 import tempfile
 
-from translate import ENTRY, kernels_of, plain
+from translate import ENTRY, PASSED, kernels_of, plain
 
 
 def kernels_in(sources):
@@ -42,7 +42,7 @@ def listing(text, name):
                 yield place, f"    .reg .{kind} {names[0]}{f' to {names[-1]}' if names[1:] else ''}"
             elif said:
                 yield place, f"    {' '.join(said.split())};".replace(kernel.name + "_", "").replace("$", "")
-            else:
+            elif (code, said) != PASSED:
                 yield place, code.strip(" ;")
 
 

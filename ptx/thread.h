@@ -75,6 +75,8 @@ struct Services {
   // not 0, into those blocks of the cluster, a bit for each, at the same place.
   virtual void copy_box(Thread&, uint64_t to, uint64_t map, int32_t x, int32_t y, uint64_t mbarrier, uint32_t ranks,
                         unsigned line) = 0;
+  // The first lane of a warp begins a basic block.
+  virtual void pass(unsigned line) = 0;
 };
 
 struct Thread {
@@ -91,6 +93,11 @@ struct Thread {
   uint32_t local_bytes;
   Services* machine;
 };
+
+inline void passed(Thread& t, unsigned line) {
+  if (t.watched && t.lane == 0) [[unlikely]]
+    t.machine->pass(line);
+}
 
 inline uint32_t warp_of_block(const Thread& t) {
   return (t.tid.x + t.ntid.x * (t.tid.y + t.ntid.y * t.tid.z)) / 32;

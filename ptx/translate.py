@@ -436,6 +436,7 @@ def compiler():
     return re.findall(r"^.*version .*|-m\S+|-target-\S+ \S+", said, re.MULTILINE)
 
 
+PASSED = "  passed(t, LINE);", None  # where a basic block begins
 # A label, a line that says where the source is, a brace, or a statement up to its semicolon.
 TOKEN = re.compile(r"\s*(?:([$\w]+):(?!:)|(\.loc\s[^\n]*)|([{}])|([^;{}\s](?:[^;])*);)")
 
@@ -653,6 +654,8 @@ class Kernel:
         if guard:
             code = f"{condition}{{ {code} }}"
         self.lines.append((f"  {code}", text))
+        if guard and parts[0] == "bra":
+            self.lines.append(PASSED)
 
     def statement(self, text):
         if found := re.fullmatch(r"\.reg\s+\.(\w+)\s+(.*)", text):
@@ -697,7 +700,7 @@ class Kernel:
         self.find_computed(statements)
         for label, loc, brace, statement in tokens:
             if label:
-                self.lines.append((f"{self.label(label)}:;", None))
+                self.lines += [(f"{self.label(label)}:;", None), PASSED]
             elif brace:
                 self.lines.append((f"  {brace}", None))
             else:

@@ -55,6 +55,8 @@ times, unsure = gpu_model.executions(k, counted)
 print([times[n] for n in range(len(k.blocks))], unsure)
 never = {("read", "kernels/a.cu:5"): 0, ("write", "kernels/a.cu:8"): 0}
 print([gpu_model.executions(k, never)[0][n] for n in range(len(k.blocks))])
+# where no access is known, a line tells of the block that alone has it; line 8 stands in three
+print([gpu_model.executions(k, {}, {"kernels/a.cu:6": 7, "kernels/a.cu:8": 9})[0][n] for n in range(len(k.blocks))])
 print(sass.Instruction(0, "HGMMA.64x256x16.F32.BF16", "", "", "").pipe, sass.kind_of("HGMMA.64x256x16.F32.BF16", 1))
 pipes, alone, loop, _ = gpu_model.work_of(k, counted)
 print({p: pipes[p] for p in ("issue", "tensor", "mufu", "fma", "memory")}, loop["slots"], loop["mma"])
@@ -65,6 +67,7 @@ print({p: pipes[p] for p in ("issue", "tensor", "mufu", "fma", "memory")}, loop[
        "582.0\n"
        "[1, 1, 10.0, 1.0, 1, 1] {0, 1, 4, 5}\n"
        "[1, 1, 0.0, 0.0, 0, 1]\n"
+       "[1, 1, 7, 0.0, 0, 1]\n"
        "('wgmma', 128.0) wgmma\n"
        "{'issue': 69.0, 'tensor': 80.0, 'mufu': 80.0, 'fma': 13.0, 'memory': 0.0} 6.0 1.0\n");
 }
@@ -84,10 +87,10 @@ TEST_CASE("gpu_model: the sum over what binds a launch", "[scripts]") {
   const Folder f;
   REQUIRE(f.python(R"(
 import gpu_model as m
-m.C.update(multiprocessors=100, clock=1e9, memory=1e12, l2=2e12, launch=1e-6, p=2)
+m.C.update(multiprocessors=100, clock=1e9, memory=1e12, l2=2e12, boxes=5e12, launch=1e-6, p=2)
 m.C["rate of mma"] = 0.5
 # 250 blocks: the busiest multiprocessor has three; two at once are two rounds of 700 cycles alone
-terms = m.times_of(250, 8, 2, {"issue": 4000, "tensor": 1600, "memory": 9}, 500, 700, 6e6, 3e6)
+terms = m.times_of(250, 8, 2, {"issue": 4000, "tensor": 1600, "memory": 9}, 500, 700, 4e6, 5e6, 3e6)
 print({k: round(v * 1e9) for k, v in terms.items()})
 print(round(m.combined({"a": 3e-6, "b": 4e-6}) * 1e9))
 print(m.union([(0, 100, 50), (60, 200, 70), (300, 400, 9)]))
@@ -150,8 +153,10 @@ TEST_CASE("gpu_model: the page has the table of the results", "[scripts]") {
   REQUIRE(contains(contents("docs/gpu_model.md"), table));
 }
 
-// What the kernels of the sort write decides where others read; one of them overwrites what it has read.
-TEST_CASE("gpu_model: the launches of a step with experts are counted", "[scripts]") {
+// What the kernels of the sort write decides where others read; one of them overwrites what it has read. A product by
+// wgmma is made at its wait, and counted at its instruction: of 4096 x 4096 numbers (training/matmul_peak.cu) each
+// block that is counted makes four tiles of 128 x 256.
+TEST_CASE("gpu_model: launches of a step with experts, and the products of one by wgmma, are counted", "[scripts]") {
   const Folder f;
   const fs::path train = fs::read_symlink("/proc/self/exe").parent_path().parent_path() / "rehearsal/train";
   NEEDS("test -x " + train.string(), "rehearsal", "a step with experts");
@@ -160,4 +165,12 @@ TEST_CASE("gpu_model: the launches of a step with experts are counted", "[script
       "--heads=1 --kv-heads=1 --head-dim=32 --experts=8 --experts-per-token=2 --context=128 --batch=16";
   f.done("at=$PWD; cd {repo}; PTX_COUNT=$at/counts PTX_MEMORY=60000 " + train.string() + " " + flags);
   REQUIRE(contains(f.read("counts"), "dispatch_gather"));
+  REQUIRE(f.python(R"(
+import json, gpu_model as m
+for launch in map(json.loads, open("counts")):
+    if "matmul_wgmma" in launch["kernel"] and launch["grid"] == [132, 1, 1]:
+        lines = m.annotated(launch["file"])[0]
+        print(sum(runs * 16 * lines[number][2] * 16 / launch["sampled"] for number, _, _, runs, *_ in launch["lines"]
+                  if lines.get(number, ("",))[0] == "wgmma") / (128 * 256 * 4096))
+)") == "4.0\n");
 }
