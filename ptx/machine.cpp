@@ -784,8 +784,7 @@ bool Machine::complete(Fiber& f) {
     refuse(f.thread, who.c_str(), f.line);
   }
   // (A product is made at its wait, and counted where it was asked for.)
-  if (counter_)
-    counter_->warp_op(f.op == WarpOp::wgmma ? static_cast<const Fiber::Product*>(f.record)->line : f.line);
+  if (counter_) counter_->warp_op(f.op == WarpOp::wgmma ? static_cast<const Fiber::Product*>(f.record)->line : f.line);
   switch (f.op) {
     case WarpOp::sync:
       if (!others) warp_epochs_[warp]++, warp_times_[warp] = time_++;

@@ -455,10 +455,12 @@ def errors(rows, profile):
     for kind in ("wgmma", ""):
         off = [(100 * (ratio - 1), each) for name, ratio, each in measured
                if ("wgmma" in name) == bool(kind) and each >= 0.005 * total]
+        if not off:
+            continue
         near = sum(abs(percent) < 30 for percent, _ in off)
-        sum_of = 100 * (sum((percent / 100 + 1) * each for percent, each in off) / sum(each for _, each in off) - 1)
-        lines.append(f"Of {len(off)} kernels {'by wgmma' if kind else 'without it'} {near} are off by less than 30 %, all "
-                     f"from {min(off)[0]:+.0f} to {max(off)[0]:+.0f} %, and their sum by {sum_of:+.0f} %.")
+        sum_of = sum(percent * each for percent, each in off) / sum(each for _, each in off)
+        lines.append(f"Of {len(off)} kernels {'by wgmma' if kind else 'without it'} {near} are off by less than 30 %, "
+                     f"all from {min(off)[0]:+.0f} to {max(off)[0]:+.0f} %, and their sum by {sum_of:+.0f} %.")
     return "\n".join(lines)
 
 
