@@ -433,7 +433,7 @@ void list_run_flags(FlagTable& t, Config& c) {
       "where to run; --matmul=exact gives the same bits on all");
   t.on_off("--graph", c.graph, "core/graph.cuh",
            "launch each micro-batch, and the update, as one CUDA graph, recorded when they are launched for the second "
-           "time; the same bits. On an H200 short steps gain 5 %; --device=emulated follows the same rules");
+           "time; the same bits. --device=emulated follows the same rules");
   t.choice<Recompute>(
       "--recompute", c.model.recompute,
       {{"none", Recompute::none, "layers/model.cu", "nothing"},
