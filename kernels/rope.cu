@@ -98,7 +98,7 @@ double RopeScaling::factor() const {
 std::vector<double> rope_frequencies(size_t R, double theta, const RopeScaling& scaling) {
   using Kind = RopeScaling::Kind;
   require(R > 0 && R % 2 == 0, "rope: %zu elements of a head turn, expected an even number", R);
-  require(theta > 0, "rope: theta is %g, expected more than 0", theta);
+  require(theta >= 1, "rope: theta is %g, expected 1 or more", theta);
   std::vector<double> frequencies(R / 2);
   for (size_t i = 0; i < R / 2; i++) frequencies[i] = host_pow(theta, -2.0 * double(i) / double(R));
   if (!scaling.on()) return frequencies;

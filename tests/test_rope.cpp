@@ -117,7 +117,7 @@ TEST_CASE("rope: what does not fit is refused") {
   Context cpu(Device::cpu);
   REQUIRE_THROWS_WITH(make_rope_tables(4, 7, 1e4, Device::cpu),
                       "rope: 7 elements of a head turn, expected an even number");
-  REQUIRE_THROWS_WITH(make_rope_tables(4, 8, -1.0, Device::cpu), "rope: theta is -1, expected more than 0");
+  REQUIRE_THROWS_WITH(make_rope_tables(4, 8, 0.5, Device::cpu), "rope: theta is 0.5, expected 1 or more");
   REQUIRE_THROWS_WITH(rope_frequencies(8, 1e4, yarn(0.5, 9)), "rope: a scale of 0.5, expected 1 or more");
   for (const auto& [theta, trained] : std::vector<std::pair<double, size_t>>{{1.0, 9}, {1e4, 0}})
     REQUIRE_THROWS_WITH(rope_frequencies(8, theta, yarn(2, trained)),

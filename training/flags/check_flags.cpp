@@ -183,6 +183,8 @@ void check_model_flags(const ModelConfig& m) {
             "--rope-fraction=%g of --head-dim=%zu is no pair to turn: raise it, or take --position=none",
             m.rope_fraction, a.D);
   }
+  require(m.window_rope_theta == 0 || m.window_rope_theta >= 1,
+          "--window-rope-theta=%g: expected 0 or a number from 1 to 1e+12", m.window_rope_theta);
   require(m.yarn == 1 || !m.rope_scaling.on(),
           "--yarn=%g with --rope-scaling: positions are scaled in one way or the other; leave --yarn out", m.yarn);
   require(m.embedding_factor == 1 || !m.embedding_scale,
