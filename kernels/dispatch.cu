@@ -7,9 +7,9 @@
 //   N = 3 tokens, k = 2            slot     0  1 | 2  3 | 4  5       slot n*k + j: the j-th choice of token n
 //                                  expert   2  0 | 0  1 | 2  1       what the router chose
 //   sorted by (expert, slot)       row      0  1 | 2  3 | 4  5
-//                                  slot     1  2 | 3  5 | 0  4       slot_of_row; row_of_slot is 4 0 1 2 5 3
+//                                  slot     1  2 | 3  5 | 0  4       row_of_slot is 4 0 1 2 5 3
 //                                  expert   0  0 | 1  1 | 2  2       row_start is 0 2 4 6
-//   row r holds the x of token slot_of_row[r] / k
+//   row row_of_slot[s] holds the x of the token of slot s, s / k
 //
 // Only the device knows how many rows an expert has, and nothing waits for it: whatever is launched goes by the number
 // of all rows, M = N*k, which the routing does not change. No token is dropped, no row is padding.
@@ -17,8 +17,7 @@
 //     dx_n = sum over j of drows[row_of_slot[n*k + j]]
 // exactly: the sum starts with the first slot's row and takes the others in slot order; with `accumulate` it is then
 //   added to dx. A dx in bf16 is rounded once, after all of that.
-// shapes: expert (N,k), row_start (E+1), slot_of_row (M), row_of_slot (M), all int; x, dx (N,C) f32 or bf16; rows,
-//   drows (M,C)
+// shapes: expert (N,k), row_start (E+1), row_of_slot (M), all int; x, dx (N,C) f32 or bf16; rows, drows (M,C)
 // twins: kernels/cpu/dispatch_cpu.cpp
 // --experts, --experts-per-token | tests/test_dispatch.cpp
 #include "kernels/dispatch.h"
@@ -35,11 +34,7 @@ void dispatch_sort_ref(const Dispatch& d, const int* expert, const DispatchShape
   for (size_t slot = 0; slot < s.M(); slot++) next[expert[slot] + 1]++;
   for (size_t e = 0; e < s.E; e++) next[e + 1] += next[e];
   std::copy(next.begin(), next.end(), d.row_start);
-  for (size_t slot = 0; slot < s.M(); slot++) {
-    const int row = next[expert[slot]]++;
-    d.row_of_slot[slot] = row;
-    d.slot_of_row[row] = int(slot);
-  }
+  for (size_t slot = 0; slot < s.M(); slot++) d.row_of_slot[slot] = next[expert[slot]]++;
 }
 
 void dispatch_count_ref(size_t* counts, const int* row_start, bool first, size_t E) {
@@ -48,8 +43,8 @@ void dispatch_count_ref(size_t* counts, const int* row_start, bool first, size_t
 
 template <class T>
 void dispatch_gather_ref(T* rows, const T* x, const Dispatch& d, const DispatchShape& s, size_t C) {
-  for (size_t row = 0; row < s.M(); row++)
-    for (size_t c = 0; c < C; c++) rows[row * C + c] = x[d.slot_of_row[row] / s.k * C + c];
+  for (size_t slot = 0; slot < s.M(); slot++)
+    for (size_t c = 0; c < C; c++) rows[d.row_of_slot[slot] * C + c] = x[slot / s.k * C + c];
 }
 IN_FLOAT_AND_DOUBLE(dispatch_gather_ref);
 
@@ -162,9 +157,7 @@ __global__ void __launch_bounds__(rows_block)
   const size_t slot = threadIdx.x + size_t(blockDim.x) * blockIdx.x;
   if (slot >= M) return;
   const size_t e = expert[slot];
-  const int row = d.row_start[e] + tiles[e * tile_count + slot / dispatch_tile] + d.row_of_slot[slot];
-  d.row_of_slot[slot] = row;
-  d.slot_of_row[row] = int(slot);
+  d.row_of_slot[slot] += d.row_start[e] + tiles[e * tile_count + slot / dispatch_tile];
 }
 
 // A thread owns an expert.

@@ -19,8 +19,7 @@ struct DispatchShape {
 // device.
 struct Dispatch {
   int* row_start;    // (E+1)  expert e owns the rows row_start[e] to row_start[e+1] - 1
-  int* slot_of_row;  // (M)
-  int* row_of_slot;  // (M)    the inverse of slot_of_row
+  int* row_of_slot;  // (M)
 };
 
 // d is written. expert (N,k): the expert of every slot, each in [0,E).

@@ -134,7 +134,6 @@ class Moe final : public Mixer {
     visit(routed_.expert, "experts", {N, k});
     visit(routed_.weight, "weights", {N, k});
     visit(rows_.row_start, "first row of an expert", {E + 1});
-    visit(rows_.slot_of_row, "slot of a row", {M});
     visit(rows_.row_of_slot, "row of a slot", {M});
     visit(counts_, "slots of an expert in the slice", {E}, Lifetime::step);
     visit(x_rows_, "x, sorted by expert", {M, C_}, Lifetime::cheap);

@@ -400,10 +400,10 @@ void bench_routing(const Row& row, const Numbers<S>& x, const Numbers<S>& y, con
   const DispatchShape s = {M / k, E, k};
   Numbers<float> logits = filled(M * E, 1), p(device, M * E), lse(device, M), weight(device, M * k),
                  report(device, router_report_values), dweight = filled(M * k, 2);
-  Numbers<int> expert(device, M * k), start(device, E + 1), slot_of_row(device, M), row_of_slot(device, M);
+  Numbers<int> expert(device, M * k), start(device, E + 1), row_of_slot(device, M);
   Numbers<size_t> counts(device, E);
   const RouterOut out = {p, lse, expert, weight};
-  const Dispatch d = {start, slot_of_row, row_of_slot};
+  const Dispatch d = {start, row_of_slot};
   const double scores = double(M * E), sorted = sizeof(S) * double(M * C), tokens = sizeof(S) * double(s.N * C);
   row("router forward, 8 of 128", 8 * scores, [&] { router_forward(out, logits, every, ctx); });
   dispatch_sort(d, expert, s, ctx);
@@ -412,7 +412,7 @@ void bench_routing(const Row& row, const Numbers<S>& x, const Numbers<S>& y, con
     router_backward(z, dweight, out, {1e-3f, 1e-3f, counts}, every, ctx);
   });
   row("router report", 4 * scores, [&] { router_report(report, p, lse, counts, every, ctx); });
-  row("slots sorted by expert", 12 * double(M), [&] { dispatch_sort(d, expert, s, ctx); });
+  row("slots sorted by expert", 8 * double(M), [&] { dispatch_sort(d, expert, s, ctx); });
   row("tokens to their experts' rows", sorted + tokens, [&] { dispatch_gather(y, x, d, s, C, ctx); });
   row("tokens to their experts' rows, backward", sorted + tokens,
       [&] { dispatch_gather_backward(y, Accumulate::no, x, d, s, C, ctx); });

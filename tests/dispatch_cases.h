@@ -22,30 +22,28 @@ inline std::vector<int> random_experts(const DispatchShape& s, uint64_t seed, bo
   return expert;
 }
 
-// The three lists in host memory, as the reference has them.
+// The two lists in host memory, as the reference has them.
 struct SortedSlots {
-  std::vector<int> row_start, slot_of_row, row_of_slot;
-  SortedSlots(const DispatchShape& s, const std::vector<int>& expert)
-      : row_start(s.E + 1, -1), slot_of_row(s.M(), -1), row_of_slot(s.M(), -1) {
+  std::vector<int> row_start, row_of_slot;
+  SortedSlots(const DispatchShape& s, const std::vector<int>& expert) : row_start(s.E + 1, -1), row_of_slot(s.M(), -1) {
     dispatch_sort_ref(lists(), expert.data(), s);
   }
-  Dispatch lists() { return {row_start.data(), slot_of_row.data(), row_of_slot.data()}; }
+  Dispatch lists() { return {row_start.data(), row_of_slot.data()}; }
 };
 
 // The same on a device. After each list stand ints that nobody may write.
 class DeviceSlots {
  public:
   DeviceSlots(const DispatchShape& s, const std::vector<int>& expert, Context& ctx)
-      : ctx_(ctx), E_(s.E), M_(s.M()), expert_(ctx.device, expert), lists_(ctx.device, E_ + 1 + 2 * M_ + 3 * guard) {
+      : ctx_(ctx), E_(s.E), M_(s.M()), expert_(ctx.device, expert), lists_(ctx.device, E_ + 1 + M_ + 2 * guard) {
     lists_.upload(std::vector<int>(lists_.size(), untouched));
     dispatch_sort(lists(), expert_.data(), s, ctx);
   }
   Dispatch lists() const {
     int* const start = lists_.data();
-    return {start, start + E_ + 1 + guard, start + E_ + 1 + M_ + 2 * guard};
+    return {start, start + E_ + 1 + guard};
   }
   std::vector<int> row_start() const { return list(lists().row_start, E_ + 1); }
-  std::vector<int> slot_of_row() const { return list(lists().slot_of_row, M_); }
   std::vector<int> row_of_slot() const { return list(lists().row_of_slot, M_); }
 
  private:

@@ -8,7 +8,7 @@
 using namespace gated;
 using Ints = std::vector<int>;
 
-TEST_CASE("dispatch: the sort is stable and its lists are inverse, whatever the sizes", "[bitwise]") {
+TEST_CASE("dispatch: the sort is stable, whatever the sizes", "[bitwise]") {
   // Around the tiles of 1024 slots, 32 lanes, 32 tiles of a warp, and powers of two of experts.
   const DispatchShape sizes[] = {{0, 3, 2},     {1, 1, 1},      {63, 8, 2},     {200, 200, 8}, {1023, 3, 1},
                                  {512, 128, 2}, {1025, 1, 1},   {33, 33, 31},   {341, 64, 6},  {683, 65, 3},
@@ -29,7 +29,6 @@ TEST_CASE("dispatch: the sort is stable and its lists are inverse, whatever the 
       on_every_device([&](Context& ctx) {
         const DeviceSlots sorted(s, expert, ctx);
         REQUIRE(sorted.row_start() == row_start);
-        REQUIRE(sorted.slot_of_row() == slots);
         REQUIRE(sorted.row_of_slot() == row_of_slot);
         if (ctx.device != Device::cpu) REQUIRE(ctx.most_scratch_used() == dispatch_sort_scratch(s));
       });
