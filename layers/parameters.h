@@ -238,7 +238,6 @@ class Parameters {
   // Where each layer's parameters begin, which follow one another, and where those of the last one end. Before them
   // stand the embedding's, behind them what a forward reads last.
   std::vector<size_t> layer_begins() const;
-  size_t fp32_size() const { return fp32_size_; }  // of what is read in fp32
   // Of the values and their copies.
   size_t bytes_of_values(Storage storage, Masters masters = Masters::whole) const {
     return (masters == Masters::whole ? size_ : fp32_size_) * sizeof(float) +
@@ -255,7 +254,7 @@ class Parameters {
 
  private:
   std::vector<Parameter> list_;
-  size_t size_ = 0, fp32_size_ = 0;
+  size_t size_ = 0, fp32_size_ = 0;  // of all, of what is read in fp32
   Masters masters_ = Masters::whole;
 };
 
