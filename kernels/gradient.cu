@@ -1,6 +1,6 @@
 // gradient: the whole gradient, one flat buffer, between backward pass and update
 //   add_slices      total_i = (((total_i + s_0i) + s_1i) + ...), or from 0 where the first slice is the sum's first
-//   gradient_norm   norm = sqrt(sum over i of g_i^2), in two parts: gradient_squares, gradient_root
+//   gradient norm   norm = sqrt(sum over i of g_i^2), in two parts: gradient_squares, gradient_root
 //   The loss of a step is the mean over its micro-batches, so the gradient of a step is the sum of theirs (each already
 //   divided by their number). Slices of a step start from zero each and are added in ascending order
 //   (training/optimizer.cuh): so it does not matter which of them were computed side by side.
@@ -68,10 +68,6 @@ void add_slices(float* total, bool first, const float* slices, size_t count, siz
   launch(add_slices_kernel, elementwise_grid(n), elementwise_block, 0, ctx, total, first, slices, count, step, n);
 }
 
-size_t gradient_norm_scratch(size_t n) {
-  return buffer_chunks(n) * sizeof(float);
-}
-
 void gradient_squares(float* sums, const float* g, size_t n, Context& ctx) {
   if (ctx.device == Device::cpu) return gradient_squares_cpu(sums, g, n);
   launch(buffer_chunks_kernel<true>, rows_grid(buffer_chunks(n)), rows_block, 0, ctx, sums, g, n);
@@ -80,12 +76,6 @@ void gradient_squares(float* sums, const float* g, size_t n, Context& ctx) {
 void gradient_root(float* norm, const float* sums, size_t chunks, Context& ctx) {
   if (ctx.device == Device::cpu) return gradient_root_cpu(norm, sums, chunks);
   launch(gradient_root_kernel, 1, 32, 0, ctx, norm, sums, chunks);
-}
-
-void gradient_norm(float* norm, const float* g, size_t n, Context& ctx) {
-  float* sums = ctx.scratch(buffer_chunks(n));
-  gradient_squares(sums, g, n, ctx);
-  gradient_root(norm, sums, buffer_chunks(n), ctx);
 }
 
 }  // namespace gated

@@ -14,15 +14,11 @@ inline void accumulate_gradient(float* total, const float* g, size_t n, Context&
   add_slices(total, false, g, 1, 0, n, ctx);
 }
 
-// *norm, on the device, = the square root of the sum of g (n) squared. It is infinite where the sum leaves the range of
-// float (entries above about 1e19).
-void gradient_norm(float* norm, const float* g, size_t n, Context& ctx);
-// Bytes of scratch that it takes.
-size_t gradient_norm_scratch(size_t n);
-
-// Its two halves, for a g whose parts lie in several places: sums (buffer_chunks(n)) of the squares of every 16384
-// elements, and the root of all sums together.
+// The norm of a gradient in two halves, for its parts lie in several places. sums (buffer_chunks(n)) of the squares of
+// every 16384 elements of g (n):
 void gradient_squares(float* sums, const float* g, size_t n, Context& ctx);
+// *norm, on the device, = the square root of all sums together. It is infinite where they leave the range of float
+// (entries of g above about 1e19).
 void gradient_root(float* norm, const float* sums, size_t chunks, Context& ctx);
 
 template <class T>

@@ -539,7 +539,12 @@ void bench_operations(Context& ctx, const Ceilings& ceilings) {
   bench_routing(row, x, y, z, ctx);
   Numbers<float> weight = filled(n, 1), gradient = filled(n, 2), m = filled(n, 1), v(device, n), norm(device, 1);
   set_zero(+v, n, ctx);
-  gradient_norm(norm, gradient, n, ctx);
+  Numbers<float> sums(device, buffer_chunks(n));
+  const auto gradient_norm = [&](const float* g) {
+    gradient_squares(sums, g, n, ctx);
+    gradient_root(norm, sums, buffer_chunks(n), ctx);
+  };
+  gradient_norm(gradient);
   AdamWPlan plan({{0, n, true}}, ctx);
   plan.set_step(adamw_at_step({1e-6f, 0.9f, 0.95f, 1e-8f, 0.1f}, 10, 1.0f), ctx);
   bf16* copies = nullptr;
@@ -562,7 +567,7 @@ void bench_operations(Context& ctx, const Ceilings& ceilings) {
   if constexpr (is_bf16) {
     row("rounding", wide + f, [&] { round_to_bf16(x, weight, n, ctx); });
   } else {
-    row("gradient norm", f, [&] { gradient_norm(norm, x, n, ctx); });
+    row("gradient norm", f, [&] { gradient_norm(x); });
     row("gradient accumulation", 3 * f, [&] { accumulate_gradient(y, x, n, ctx); });
   }
 }
