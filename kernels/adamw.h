@@ -63,17 +63,13 @@ class AdamWPlan {
 
 // Moves the weights w, updates their moments m and v (zero before the first step), from the gradient g; copy, if it is
 // not null, becomes the new w, rounded. All five are flat buffers with the offsets of the plan; what lies between its
-// tensors, or outside of those blocks where some are named, is neither read nor written.
+// tensors, or outside of those blocks, is neither read nor written.
 // norm: the norm of the whole gradient, one float on the device. Where it is larger than clip, g counts clip/norm
 // times. Where it is NaN or infinite, w, m, v and copy stay as they are, by this update and by every later one of the
 // plan. So the host need not wait for the norm of a step before it launches the next one: when it reads a norm that is
 // not finite, the weights are those of the last good step.
 void adamw_update(float* w, float* m, float* v, bf16* copy, const float* g, const float* norm, const AdamWPlan& plan,
                   AdamWBlocks some, Context& ctx);
-inline void adamw_update(float* w, float* m, float* v, bf16* copy, const float* g, const float* norm,
-                         const AdamWPlan& plan, Context& ctx) {
-  adamw_update(w, m, v, copy, g, norm, plan, {0, plan.block_count()}, ctx);
-}
 
 // One tensor of n elements, which decays by step.weight_decay.
 template <class T>

@@ -549,8 +549,9 @@ void bench_operations(Context& ctx, const Ceilings& ceilings) {
   plan.set_step(adamw_at_step({1e-6f, 0.9f, 0.95f, 1e-8f, 0.1f}, 10, 1.0f), ctx);
   bf16* copies = nullptr;
   if constexpr (is_bf16) copies = x;
-  row(is_bf16 ? "adamw and copies" : "adamw", 7 * wide + (is_bf16 ? f : 0),
-      [&] { adamw_update(weight, m, v, copies, gradient, norm, plan, ctx); });
+  row(is_bf16 ? "adamw and copies" : "adamw", 7 * wide + (is_bf16 ? f : 0), [&] {
+    adamw_update(weight, m, v, copies, gradient, norm, plan, {0, plan.block_count()}, ctx);
+  });
   const ShortConvShape taps{N / sequence, sequence, C, 4};
   Numbers<float> conv = filled(4 * C, 20), dconv = filled(4 * C, 21);
   row("short convolution and silu forward", 2 * f,
