@@ -35,7 +35,6 @@ struct GatedDeltaShape {
   // A forward keeps the states before tokens 64, 128, ...; that before token 0 is the caller's.
   HD size_t kept() const { return (T - 1) / gated_delta_interval; }
   HD size_t kept_state(size_t b, size_t h, size_t n) const { return ((b * Hv + h) * kept() + n) * Dk * Dv; }
-  size_t kept_size() const { return B * Hv * kept() * Dk * Dv; }  // elements
 };
 
 template <class Real>
@@ -66,7 +65,7 @@ struct GatedDeltaBackwardInOf {
 };
 using GatedDeltaBackwardIn = GatedDeltaBackwardInOf<float>;
 
-// Written whole; none may be an input.
+// Written whole; none may be an input but where it says so.
 template <class Real>
 struct GatedDeltaGradientsOf {
   Real *dq, *dk;             // (B,T,Hk,Dk)

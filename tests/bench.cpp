@@ -642,8 +642,8 @@ void bench_gated_delta(Context& ctx, const Ceilings& ceilings) {
     const float largest = 1.7f / std::sqrt(float(s.Dk));  // so that heads have lengths near 1
     Numbers<float> q = filled(qk, 1, -largest, largest), k = filled(qk, 2, -largest, largest), values = filled(v, 3),
                    g = filled(numbers, 5, -0.1f, 0), beta = filled(numbers, 6, 0, 1), o = filled(v), error = filled(v),
-                   kept = filled(s.kept_size()), dout = filled(v, 4), dq = filled(qk), dk = filled(qk), dv = filled(v),
-                   dg = filled(numbers), dbeta = filled(numbers);
+                   kept = filled(s.B * s.Hv * s.kept() * s.Dk * s.Dv), dout = filled(v, 4), dq = filled(qk),
+                   dk = filled(qk), dv = filled(v), dg = filled(numbers), dbeta = filled(numbers);
     const GatedDeltaIn in = {q, k, values, g, beta};
     const GatedDeltaOut out = {.o = o, .error = error, .kept = kept};
     const GatedDeltaGradients gradients = {dq, dk, dv, dg, dbeta};

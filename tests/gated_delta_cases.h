@@ -12,7 +12,7 @@ namespace gated::gated_delta_cases {
 struct Sizes {
   GatedDeltaShape s;
   size_t qk = s.B * s.T * s.Hk * s.Dk, v = s.B * s.T * s.Hv * s.Dv, number = s.B * s.T * s.Hv,
-         state = s.B * s.Hv * s.Dk * s.Dv;
+         state = s.B * s.Hv * s.Dk * s.Dv, kept = s.kept() * state;
   explicit Sizes(const GatedDeltaShape& s) : s(s) {}
 };
 
@@ -40,7 +40,7 @@ struct Outputs {
   using Numbers = std::vector<T>;
   Sizes n;
   Numbers o = Numbers(n.v, T(NAN)), error = o, dv = o, final = Numbers(n.state, T(NAN)), dinitial = final,
-          kept = Numbers(n.s.kept_size(), T(NAN)), dq = Numbers(n.qk, T(NAN)), dk = dq, dg = Numbers(n.number, T(NAN)),
+          kept = Numbers(n.kept, T(NAN)), dq = Numbers(n.qk, T(NAN)), dk = dq, dg = Numbers(n.number, T(NAN)),
           dbeta = dg;
 
   explicit Outputs(const GatedDeltaShape& s) : n(s) {}
@@ -114,7 +114,7 @@ struct DeltaTrial : Trial {
 // The reference of a form of floats beside what the program runs.
 template <class Form>
 struct FormTrial : DeltaTrial<float> {
-  const Array<float> error = out(Sizes(s).v), kept = out(s.kept_size());
+  const Array<float> error = out(Sizes(s).v), kept = out(Sizes(s).kept);
 
   explicit FormTrial(const Inputs<float>& in, bool states = true, size_t at = 0)
       : DeltaTrial(in, states, at, Nan::refused) {
