@@ -4,14 +4,24 @@
 // the rows of an array stand on 16-byte boundaries (n a multiple of 4), and one by one where they do not. Four bf16 are
 // 8 bytes. A Quad holds them widened, and store_quad rounds them to nearest even.
 #pragma once
+#include <initializer_list>
+
 #include "core/bf16.cuh"
 #include "core/context.cuh"
+#include "core/storage.h"
 
 namespace gated {
 
 struct Quad {
   float v[4];
 };
+
+// Does every array begin on a boundary of four elements?
+inline bool begin_on_quads(std::initializer_list<ConstReals> arrays) {
+  for (ConstReals p : arrays)
+    if (reinterpret_cast<uintptr_t>(p.at()) % (4 * bytes_of(p.storage())) != 0) return false;
+  return true;
+}
 
 // Four neighbours, at once.
 __device__ inline Quad load_four(const float* p) {

@@ -83,9 +83,7 @@ struct Rows {
 
 // May every row be read four elements at a time?
 inline bool rows_are_aligned(const AttentionShape& s, std::initializer_list<ConstReals> arrays) {
-  bool all = s.D % 4 == 0;
-  for (ConstReals p : arrays) all = all && reinterpret_cast<uintptr_t>(p.at()) % (4 * bytes_of(p.storage())) == 0;
-  return all;
+  return s.D % 4 == 0 && begin_on_quads(arrays);
 }
 
 // ---- who holds what, and who sees whom

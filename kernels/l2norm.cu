@@ -110,9 +110,7 @@ static void require_l2norm(const char* name, const L2normShape& s, bool in_place
 
 // May whole Quads be read at once?
 static bool l2norm_aligned(const L2normShape& s, std::initializer_list<ConstReals> arrays) {
-  bool all = s.D % 4 == 0 && s.x_row(s.H) % 4 == 0 && s.y_row(s.H) % 4 == 0;
-  for (ConstReals p : arrays) all = all && reinterpret_cast<uintptr_t>(p.at()) % (4 * bytes_of(p.storage())) == 0;
-  return all;
+  return s.D % 4 == 0 && s.x_row(s.H) % 4 == 0 && s.y_row(s.H) % 4 == 0 && begin_on_quads(arrays);
 }
 
 void l2norm_forward(Reals y, float* r, ConstReals x, const L2normShape& s, Context& ctx) {
