@@ -259,7 +259,7 @@ static void gather(float* sum, size_t stride, const float* w, const float* x, si
 }
 
 // to[lane][d] = x[lane][d] with rows of `width` elements, whole vectors; 0 from D on.
-static void copy_rows(float* to, size_t width, const float* x, size_t stride, size_t count, size_t D) {
+static void pad_rows(float* to, size_t width, const float* x, size_t stride, size_t count, size_t D) {
   for (size_t l = 0; l < count; l++) {
     std::copy_n(x + l * stride, D, to + l * width);
     std::fill_n(to + l * width + D, width - D, 0.0f);
@@ -420,8 +420,8 @@ static void backward_queries(const Backward& a, const Workspace& w, float* delta
   pack(w.qt, a.q + query, q_step, count, s.D);
   pack(w.dot, a.dout + query, q_step, count, s.D);
   if (keys_too) {
-    copy_rows(w.q_rows, w.width, a.q + query, q_step, count, s.D);
-    copy_rows(w.dout_rows, w.width, a.dout + query, q_step, count, s.D);
+    pad_rows(w.q_rows, w.width, a.q + query, q_step, count, s.D);
+    pad_rows(w.dout_rows, w.width, a.dout + query, q_step, count, s.D);
   }
   prefetch_rows(a.dq + query, q_step, count, s.D);
 

@@ -205,8 +205,8 @@ struct Workspace {
 
   // The n tokens from t0 of the key head that value head h reads.
   void load_keys(const GatedDeltaIn& in, const GatedDeltaShape& s, size_t b, size_t h, size_t t0, size_t n) const {
-    copy_rows(q, D, in.q + s.qk_row(b, t0, h), s.qk_step(), s.Dk, n);
-    copy_rows(k, D, in.k + s.qk_row(b, t0, h), s.qk_step(), s.Dk, n);
+    copy_rows(q, D, in.q + s.qk_row(b, t0, h), s.qk_step(), n, s.Dk);
+    copy_rows(k, D, in.k + s.qk_row(b, t0, h), s.qk_step(), n, s.Dk);
     transpose(turned_k, k, chunk, D);
     lower_product(kk, {k, D, 1}, turned_k, n, s.Dk);
     lower_product(qk, {q, D, 1}, turned_k, n, s.Dk);
@@ -247,14 +247,14 @@ static void forward_group(const GatedDeltaOut& out, const GatedDeltaIn& in, cons
   const size_t D = x.D, V = x.V, h0 = key_head * s.group(), h1 = h0 + s.group(), all = s.Hv * s.Dv;
   const auto state_of = [&](size_t h) { return x.state + (h - h0) * D * V; };
   for (size_t h = h0; in.initial && h < h1; h++)
-    copy_rows(state_of(h), V, in.initial + s.state(b, h), s.Dv, s.Dv, s.Dk);
+    copy_rows(state_of(h), V, in.initial + s.state(b, h), s.Dv, s.Dk, s.Dv);
   for (size_t t0 = 0; t0 < s.T; t0 += chunk) {
     const size_t n = std::min(chunk, s.T - t0);
     x.load_keys(in, s, b, h0, t0, n);
     for (size_t h = h0; h < h1; h++) {
       const size_t number = s.number(b, t0, h), row = s.o_row(b, t0, h);
       float* const S = state_of(h);
-      if (out.kept && t0 > 0) copy_rows(out.kept + s.kept_state(b, h, t0 / chunk - 1), s.Dv, S, V, s.Dv, s.Dk);
+      if (out.kept && t0 > 0) copy_rows(out.kept + s.kept_state(b, h, t0 / chunk - 1), s.Dv, S, V, s.Dk, s.Dv);
       x.load_decay(in.g + number, in.beta + number, s.Hv, n);
 
       std::fill_n(x.error, n * V, 0.0f);
@@ -273,11 +273,11 @@ static void forward_group(const GatedDeltaOut& out, const GatedDeltaIn& in, cons
       scale_rows(x.scaled, D, x.k, x.end, n, D);
       product<Links::all>(S, V, {x.scaled, 1, D}, x.u, V, 0, s.Dk, V, n);
 
-      copy_rows(out.o + row, all, x.o, V, s.Dv, n);
-      if (out.error) copy_rows(out.error + row, all, x.error, V, s.Dv, n);
+      copy_rows(out.o + row, all, x.o, V, n, s.Dv);
+      if (out.error) copy_rows(out.error + row, all, x.error, V, n, s.Dv);
     }
   }
-  for (size_t h = h0; out.final && h < h1; h++) copy_rows(out.final + s.state(b, h), s.Dv, state_of(h), V, s.Dv, s.Dk);
+  for (size_t h = h0; out.final && h < h1; h++) copy_rows(out.final + s.state(b, h), s.Dv, state_of(h), V, s.Dk, s.Dv);
 }
 
 // The numbers of dc and dg that a chunk of n tokens makes.
@@ -308,7 +308,7 @@ static void backward_group(const GatedDeltaGradients& out, const GatedDeltaBackw
   const size_t D = x.D, V = x.V, h0 = key_head * s.group(), h1 = h0 + s.group(), all = s.Hv * s.Dv;
   const auto state_of = [&](size_t h) { return x.state + (h - h0) * D * V; };
   for (size_t h = h0; back.dfinal && h < h1; h++)
-    copy_rows(state_of(h), V, back.dfinal + s.state(b, h), s.Dv, s.Dv, s.Dk);
+    copy_rows(state_of(h), V, back.dfinal + s.state(b, h), s.Dv, s.Dk, s.Dv);
   for (size_t part = s.kept() + 1; part-- > 0;) {
     const size_t t0 = part * chunk, n = std::min(chunk, s.T - t0);
     x.load_keys(in, s, b, h0, t0, n);
@@ -317,15 +317,15 @@ static void backward_group(const GatedDeltaGradients& out, const GatedDeltaBackw
       const size_t number = s.number(b, t0, h), row = s.o_row(b, t0, h);
       float* const dS = state_of(h);
       x.load_decay(in.g + number, in.beta + number, s.Hv, n);
-      copy_rows(x.error, V, back.error + row, all, s.Dv, n);
-      copy_rows(x.dout, V, back.dout + row, all, s.Dv, n);
+      copy_rows(x.error, V, back.error + row, all, n, s.Dv);
+      copy_rows(x.dout, V, back.dout + row, all, n, s.Dv);
       scale_rows(x.u, V, x.error, x.beta, n, V);
       transpose(x.turned_u, x.u, chunk, V);
       const float* S = part > 0     ? back.kept + s.kept_state(b, h, part - 1)
                        : in.initial ? in.initial + s.state(b, h)
                                     : nullptr;
       if (S)
-        copy_rows(x.S, V, S, s.Dv, s.Dv, s.Dk);
+        copy_rows(x.S, V, S, s.Dv, s.Dk, s.Dv);
       else
         std::fill_n(x.S, D * V, 0.0f);
       transpose(x.turned_S, x.S, D, V);
@@ -335,7 +335,7 @@ static void backward_group(const GatedDeltaGradients& out, const GatedDeltaBackw
       std::copy_n(x.w, n * V, x.du);
       product<Links::from>(x.du, V, {x.P, 1, chunk}, x.dout, V, 0, n, V, n);
       solve<Solve::up>(x.du, x.de, x.L, x.beta, V, n);
-      copy_rows(out.dv + s.v_row(b, t0, h), s.v_step(), x.de, V, s.Dv, n);
+      copy_rows(out.dv + s.v_row(b, t0, h), s.v_step(), x.de, V, n, s.Dv);
       dots_row_by_row(x.dots[4], x.du, x.error, n, V);
       for (size_t i = 0; i < n; i++) out.dbeta[number + i * s.Hv] = 0.0f + x.dots[4][i];
 
@@ -364,11 +364,11 @@ static void backward_group(const GatedDeltaGradients& out, const GatedDeltaBackw
       scale_rows(x.scaled, D, x.k, x.less_start, n, D);
       product<Links::all>(dS, V, {x.scaled, 1, D}, x.de, V, 0, s.Dk, V, n);
     }
-    copy_rows(out.dq + s.qk_row(b, t0, h0), s.qk_step(), x.dq, D, s.Dk, n);
-    copy_rows(out.dk + s.qk_row(b, t0, h0), s.qk_step(), x.dk, D, s.Dk, n);
+    copy_rows(out.dq + s.qk_row(b, t0, h0), s.qk_step(), x.dq, D, n, s.Dk);
+    copy_rows(out.dk + s.qk_row(b, t0, h0), s.qk_step(), x.dk, D, n, s.Dk);
   }
   for (size_t h = h0; out.dinitial && h < h1; h++)
-    copy_rows(out.dinitial + s.state(b, h), s.Dv, state_of(h), V, s.Dv, s.Dk);
+    copy_rows(out.dinitial + s.state(b, h), s.Dv, state_of(h), V, s.Dk, s.Dv);
 }
 
 }  // namespace gated_delta_chunk_cpu

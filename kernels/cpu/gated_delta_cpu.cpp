@@ -135,9 +135,9 @@ static void forward_columns(const GatedDeltaOut& out, const GatedDeltaIn& in, co
 
   for (size_t t0 = 0; t0 < s.T; t0 += interval) {
     const size_t count = std::min(interval, s.T - t0), row = s.o_row(b, t0, h) + j0;
-    copy_rows(w.q, s.Dk, in.q + s.qk_row(b, t0, h), s.qk_step(), s.Dk, count);
-    copy_rows(w.k, s.Dk, in.k + s.qk_row(b, t0, h), s.qk_step(), s.Dk, count);
-    copy_rows(w.v, V, in.v + s.v_row(b, t0, h) + j0, s.v_step(), n, count);
+    copy_rows(w.q, s.Dk, in.q + s.qk_row(b, t0, h), s.qk_step(), count, s.Dk);
+    copy_rows(w.k, s.Dk, in.k + s.qk_row(b, t0, h), s.qk_step(), count, s.Dk);
+    copy_rows(w.v, V, in.v + s.v_row(b, t0, h) + j0, s.v_step(), count, n);
     for (size_t j = j0; j < j1; j += width) {
       float* const S = state_of(j);
       if (out.kept && t0 > 0)
@@ -157,8 +157,8 @@ static void forward_columns(const GatedDeltaOut& out, const GatedDeltaIn& in, co
         for (size_t l = 0; l < width; l += lanes) store(w.o + at + l, o[l / lanes]);
       }
     }
-    copy_rows(out.o + row, all, w.o, V, n, count);
-    if (out.error) copy_rows(out.error + row, all, w.error, V, n, count);
+    copy_rows(out.o + row, all, w.o, V, count, n);
+    if (out.error) copy_rows(out.error + row, all, w.error, V, count, n);
   }
   for (size_t j = j0; out.final && j < j1; j += width)
     store_state(out.final + s.state(b, h) + j, state_of(j), s.Dk, s.Dv, columns(j));
@@ -383,13 +383,13 @@ static void backward_group(const GatedDeltaGradients& out, const GatedDeltaBackw
 
   for (size_t part = s.kept() + 1; part-- > 0;) {
     const size_t t0 = part * interval, count = std::min(interval, s.T - t0);
-    copy_rows(w.q, D, in.q + s.qk_row(b, t0, h0), s.qk_step(), s.Dk, count);
-    copy_rows(w.k, D, in.k + s.qk_row(b, t0, h0), s.qk_step(), s.Dk, count);
+    copy_rows(w.q, D, in.q + s.qk_row(b, t0, h0), s.qk_step(), count, s.Dk);
+    copy_rows(w.k, D, in.k + s.qk_row(b, t0, h0), s.qk_step(), count, s.Dk);
     for (float* rows : {w.dq, w.dk}) std::fill_n(rows, interval * D, 0.0f);
     for (size_t h = h0; h < h1; h++) {
       const size_t number = s.number(b, t0, h);
-      copy_rows(w.error, V, back.error + s.o_row(b, t0, h), s.Hv * s.Dv, s.Dv, count);
-      copy_rows(w.dout, V, back.dout + s.o_row(b, t0, h), s.Hv * s.Dv, s.Dv, count);
+      copy_rows(w.error, V, back.error + s.o_row(b, t0, h), s.Hv * s.Dv, count, s.Dv);
+      copy_rows(w.dout, V, back.dout + s.o_row(b, t0, h), s.Hv * s.Dv, count, s.Dv);
       for (size_t m = 0; m < count; m++) {
         w.alpha[m] = exact_exp(in.g[number + m * s.Hv]);
         w.beta[m] = in.beta[number + m * s.Hv];
@@ -404,10 +404,10 @@ static void backward_group(const GatedDeltaGradients& out, const GatedDeltaBackw
         add_chains(out.dg + number, s.Hv, w.dg, count);
         add_chains(out.dbeta + number, s.Hv, w.dbeta, count);
       }
-      copy_rows(out.dv + s.v_row(b, t0, h), s.v_step(), w.dv, V, s.Dv, count);
+      copy_rows(out.dv + s.v_row(b, t0, h), s.v_step(), w.dv, V, count, s.Dv);
     }
-    copy_rows(out.dq + s.qk_row(b, t0, h0), s.qk_step(), w.dq, D, s.Dk, count);
-    copy_rows(out.dk + s.qk_row(b, t0, h0), s.qk_step(), w.dk, D, s.Dk, count);
+    copy_rows(out.dq + s.qk_row(b, t0, h0), s.qk_step(), w.dq, D, count, s.Dk);
+    copy_rows(out.dk + s.qk_row(b, t0, h0), s.qk_step(), w.dk, D, count, s.Dk);
   }
   for (size_t h = h0; out.dinitial && h < h1; h++)
     for (size_t j0 = 0; j0 < s.Dv; j0 += slice)

@@ -12,9 +12,9 @@ namespace gated::gated_delta_cpu {
 constexpr size_t chains = gated_delta_chains;
 static_assert(chains == 16 && chains % lanes == 0);
 
-// `count` rows of n numbers; from one to the next it is a step.
-inline void copy_rows(float* to, size_t to_step, const float* from, size_t step, size_t n, size_t count) {
-  for (size_t m = 0; m < count; m++) std::copy_n(from + m * step, n, to + m * to_step);
+// As copy_rows of core/context.cuh, at once.
+inline void copy_rows(float* to, size_t to_step, const float* from, size_t from_step, size_t rows, size_t n) {
+  for (size_t m = 0; m < rows; m++) std::copy_n(from + m * from_step, n, to + m * to_step);
 }
 
 // ---- the tree over 16 chains, which lie in 16/lanes vectors, the pieces of a row
