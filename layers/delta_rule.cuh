@@ -93,6 +93,11 @@ class DeltaRule {
     if (visit.storage() == Storage::bf16) visit(chunk_written_, "what the chunk writes", {chunk, Hv, Dv});
   }
 
+  // Where the parts of a token's row begin.
+  Reals q(Reals qkv) const { return qkv; }
+  Reals k(Reals qkv) const { return qkv + config_.Hk * config_.Dk; }
+  Reals v(Reals qkv) const { return qkv + 2 * config_.Hk * config_.Dk; }
+
   void inspect(Inspector& inspector, const DeltaIn& in, BatchShape batch) const {
     inspector.linear_attention({in.g, in.beta, kept_, states(kept_.storage(), batch), shape(batch)});
   }
@@ -195,10 +200,6 @@ class DeltaRule {
     }
   }
 
-  // Where the parts of a token's row begin.
-  Reals q(Reals qkv) const { return qkv; }
-  Reals k(Reals qkv) const { return qkv + config_.Hk * config_.Dk; }
-  Reals v(Reals qkv) const { return qkv + 2 * config_.Hk * config_.Dk; }
   template <class In, class Stored>
   In typed(const DeltaIn& in, const float* initial) const {
     const Reals at[] = {q(in.qkv), k(in.qkv), v(in.qkv)};

@@ -72,8 +72,8 @@ class GatedDeltaNet final : public Mixer {
     rule_.backward({dqkv_, dg_, dbeta_}, do_, rule_in(), pass);
     decay_backward({a(dba_), b(dba_), A_log_.grad, dt_bias_.grad}, dg_, dbeta_, a(ba_), b(ba_), A_log_.value,
                    dt_bias_.value, decay_shape(N), ctx);
-    l2norm_backward(q(dqkv_), q(dqkv_), q(qkv_), q_r_, q_norm_shape(N), ctx);
-    l2norm_backward(k(dqkv_), k(dqkv_), k(qkv_), k_r_, k_norm_shape(N), ctx);
+    l2norm_backward(rule_.q(dqkv_), rule_.q(dqkv_), rule_.q(qkv_), q_r_, q_norm_shape(N), ctx);
+    l2norm_backward(rule_.k(dqkv_), rule_.k(dqkv_), rule_.k(qkv_), k_r_, k_norm_shape(N), ctx);
     short_conv_backward(dqkv_in_, conv_.grad, nullptr, dqkv_, nullptr, qkv_in_, conv_.value, nullptr,
                         conv_shape(pass.batch()), ctx);
     InputGradient sum = wqkv_.input_gradient(dx, accumulate, N, ctx);
@@ -161,8 +161,8 @@ class GatedDeltaNet final : public Mixer {
     const Reals last = pass.growing ? cached_inputs_ : nullptr;
     const bool goes_on = pass.growing && !pass.growing->begins();
     short_conv_forward(qkv_, last, qkv_in_, conv_.value, goes_on ? last : Reals(), conv_shape(pass.batch()), pass.ctx);
-    l2norm_forward(q(qkv_), q_r_, q(qkv_), q_norm_shape(pass.N()), pass.ctx);
-    l2norm_forward(k(qkv_), k_r_, k(qkv_), k_norm_shape(pass.N()), pass.ctx);
+    l2norm_forward(rule_.q(qkv_), q_r_, rule_.q(qkv_), q_norm_shape(pass.N()), pass.ctx);
+    l2norm_forward(rule_.k(qkv_), k_r_, rule_.k(qkv_), k_norm_shape(pass.N()), pass.ctx);
   }
   // What W_o reads, from the output of the state.
   void norm_and_gate(size_t N, Context& ctx) {
@@ -172,8 +172,6 @@ class GatedDeltaNet final : public Mixer {
   }
 
   // Where the parts of a token's row begin.
-  Reals q(Reals qkv) const { return qkv; }
-  Reals k(Reals qkv) const { return qkv + config_.Hk * config_.Dk; }
   Reals b(Reals ba) const { return ba; }
   Reals a(Reals ba) const { return ba + config_.Hv; }
 
