@@ -40,6 +40,7 @@ static void dyt_backward_row(const DytGradientsOf<S>& out, const S* all_dy, cons
 template <class S>
 bool dyt_backward_slices_cpu(const DytGradientsOf<S>& out, const S* dy, const ResidualBackwardInOf<S>& in,
                              const float* alpha, const float* w, size_t N, size_t C) {
+  if (!enough_slices(N)) return false;
   std::vector<float> room(omp_get_max_threads() * C);
   return sums_along_rows_cpu(std::array{out.dw, out.db}, N, C, [&](size_t row, float* dw) {
     float *const db = dw + C, *const t = &room[omp_get_thread_num() * C];

@@ -9,13 +9,17 @@
 
 namespace gated {
 
+// Are there enough slices to share out? (With four or more a thread, none works alone for long.)
+inline bool enough_slices(size_t rows) {
+  return ceil_div(rows, column_slice) >= 4 * size_t(omp_get_max_threads());
+}
+
 // out[k][c] += sum k of column c: along(row, chains) does a row, and puts what it has into the chains (sums,cols) of
-// its slice. False, and nothing is done, where there are too few slices to share out.
+// its slice. False, and nothing is done, where there are too few slices.
 template <size_t sums, class Along>
 bool sums_along_rows_cpu(const std::array<float*, sums>& out, size_t rows, size_t cols, const Along& along) {
+  if (!enough_slices(rows)) return false;
   const size_t slices = ceil_div(rows, column_slice);
-  if (slices < 4 * size_t(omp_get_max_threads()))
-    return false;  // with four or more a thread, none works alone for long
   std::vector<float> level(slices * sums * cols);
 #pragma omp parallel for
   for (size_t slice = 0; slice < slices; slice++)
