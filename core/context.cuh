@@ -3,8 +3,9 @@
 //
 // A stream runs in order. So an operation may use scratch memory until it returns, and the next operation may have the
 // same memory; and a copy to the device is done before any kernel that is launched after it begins.
-// A training step allocates nothing: scratch and the pinned memory of uploads are reserved before the first one. It
-// waits for the device only where it reads a Readback.
+// A training step allocates nothing on a device: scratch and the pinned memory of uploads are reserved before the first
+// one. (On a CPU sums over columns, and a few operations more, take memory from the heap.) It waits for the device only
+// where it reads a Readback.
 // tests/test_device.cpp
 #pragma once
 #ifdef __CUDACC__

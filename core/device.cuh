@@ -1,6 +1,6 @@
 // device: where an operation runs, and the memory it works on.
 //
-//   cpu       an operation's own loops, in kernels/*_cpu.cpp: OpenMP over independent outputs, the references' bits
+//   cpu       an operation's own loops, in kernels/cpu/: OpenMP over independent outputs, the references' bits
 //   emulated  the kernels, compiled by g++ over core/simt.h: one fiber per CUDA thread
 //   cuda      the kernels, compiled by nvcc
 //

@@ -291,7 +291,7 @@ struct GatedNormLeft {
   float *a, *dlow;  // (rank,N)
   float* dn;        // (N,C)
   float* dscores;   // (N): with one score for a row, dz
-  float* row_sums;  // (N): the rows' shares of dalpha, of DyT; not for it
+  float* row_sums;  // (N): the rows' shares of dalpha, of DyT; not read by the columns kernel
 };
 // Where it leaves the sums of slices: of 1024 rows for dW_up and dW_down, of 128 rows for dw and db.
 struct GatedNormSlices {

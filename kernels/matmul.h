@@ -89,7 +89,7 @@ struct MatmulPlan {
 };
 MatmulPlan matmul_plan(size_t M, size_t N, size_t K);
 size_t matmul_plan_scratch(const MatmulPlan& plan, size_t M, size_t N, size_t K, Accumulate accumulate);
-// The kernel by a given plan, for tests.
+// The kernel by a given plan: matmul() takes matmul_plan()'s, tests any.
 void matmul_by_plan(Matrix<float> C, Matrix<const float> A, Matrix<const float> B, size_t M, size_t N, size_t K,
                     Layout layout, Accumulate accumulate, const MatmulPlan& plan, Context& ctx,
                     const float* bias = nullptr);

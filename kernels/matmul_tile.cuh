@@ -246,8 +246,7 @@ __device__ __forceinline__ void matmul_tile(const MatmulBlock& block) {
       }
   }
   if (!result.waits) return;
-    // (Not unrolled: it is not worth any registers.)
-#pragma unroll 1
+#pragma unroll 1  // it is not worth any registers
   for (int i = 0; i < TM; i++)
 #pragma unroll 1
     for (int g = 0; g < TN / 4; g++) result.waiting(row_of(i / 4) + i % 4, col_of(g));

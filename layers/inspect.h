@@ -52,7 +52,7 @@ struct GateView {
 
 struct LinearAttentionView {
   const float *g, *beta;  // (B,T,Hv)
-  ConstReals kept;  // (B,Hv,states,Dk,Dv), the last before the last chunk of 64 tokens; where there are more than 64
+  ConstReals kept;        // (B,Hv,states,Dk,Dv), before tokens 64, 128, ...; in bf16 before token 0 too
   size_t states;
   GatedDeltaShape shape;
 };

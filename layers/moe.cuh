@@ -21,10 +21,6 @@
 // slice is balanced. Slices of a step do not know of each other: they may be computed side by side. By default, with up
 // to eight micro-batches, a slice is one micro-batch, and both values mean the same; --slices=1 counts the step. The
 // losses that a run prints do not contain these two.
-// (Another meaning, counts of the whole step before, is known to all slices too. In one small run, 8 micro-batches of
-// 64 tokens, 8 experts, 400 steps of bigram-backcopy, --balance-loss=0.02, the balance over the second half was 1.014
-// with it, 1.011 with the micro-batch alone, 1.010 with the step so far; the validation loss 2.20, 2.21 and 2.37. One
-// seed shows no need for what a checkpoint would have to carry along.)
 //
 // With activations in bf16 the router still chooses in fp32: its logits are the product's sums, not rounded, of x and
 // of the rounded copy of W_router; probabilities, weights and both losses are fp32. Its gradients dlogits are rounded,

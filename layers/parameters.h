@@ -83,7 +83,7 @@ using Shape = std::vector<size_t>;
 // Elements of a shape; refuses a product that overflows.
 size_t count(const Shape& shape);
 
-// Sum and product of sizes, refused where they overflow.
+// Sum of sizes, refused where it overflows.
 size_t add_sizes(size_t a, size_t b);
 
 // A parameter as the program sees it: what the visitor said, and where it lies in the flat buffers.
@@ -191,7 +191,7 @@ class ScratchPlan {
   ScratchPlan(Device d, Storage s) : device(d), storage(s) {}
 
   void need(size_t bytes) { bytes_ = bytes > bytes_ ? bytes : bytes_; }
-  // What kernels need and the CPU's code does not.
+  // What kernels need; the CPU's code does without, or takes it from the heap.
   void kernels_need(size_t bytes) {
     if (device != Device::cpu) need(bytes);
   }

@@ -18,8 +18,8 @@
 // and where there are too few of them for the threads, backward walks twice, over queries for dq and over keys for dk
 // and dv (there the rows of keys lie across the lanes, and queries stream past).
 //
-// Scratch for each thread: forward 64 x (min(T, W + 64) + 2D) floats, backward 64 x (128 + 5D), with D rounded up to
-// whole vectors.
+// Scratch for each thread: forward 64 x (min(T, W + 64) + 2D) floats, backward 64 x (128 + 5D) with D rounded up
+// to whole vectors.
 // tests/test_attention.cpp
 #include <omp.h>
 

@@ -23,7 +23,7 @@
 // to move; the ones between are made in the pass that needs them, with two operations more.
 //
 // What tokens bring and take is copied, 64 rows at a time, from and to memory where rows lie far apart.
-// Scratch: ForwardWorkspace and Workspace for each thread, 225 KiB and 660 KiB for heads of 128 with Hv/Hk = 2.
+// Scratch: ForwardWorkspace and Workspace for each thread, 224 KiB and 657 KiB for heads of 128 with Hv/Hk = 2.
 // tests/test_gated_delta.cpp
 #include <omp.h>
 
