@@ -14,7 +14,7 @@ import sys
 
 MOST = 2.2
 LOOPS = [("matmul_cpu", "void gated::tuned_matmul::tile<", "product"),
-         ("matmul_cpu", "lying_tile<.*true>", "product with a few rows"),
+         ("matmul_cpu", "unpacked_tile<.*true>", "product with a few rows"),
          ("attention_cpu", "product_block<4", "attention: scores"),
          ("attention_cpu", "accumulate<", "attention: sums over keys"),
          ("attention_cpu", "accumulate_block<4.*QueriesOfKey", "attention: the same, masked"),

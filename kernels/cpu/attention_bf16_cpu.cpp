@@ -135,7 +135,7 @@ struct Gradients {
 };
 
 struct BackwardMemory {
-  float *wide, *score, *dp, *turned, *dq_sum, *dk_sum, *dv_sum;
+  float *wide, *score, *dp, *transposed, *dq_sum, *dk_sum, *dv_sum;
   float *base, *delta;  // of 64 queries
   MmaRow *queries, *douts, *weights;
   MmaPanel *keys_by_d, *values_by_d, *keys, *query_panels, *dout_panels;
@@ -145,7 +145,7 @@ struct BackwardMemory {
       : wide(pieces.take<float>(block * D)),
         score(pieces.take<float>(block * block)),
         dp(pieces.take<float>(block * block)),
-        turned(pieces.take<float>(block * block)),
+        transposed(pieces.take<float>(block * block)),
         dq_sum(pieces.take<float>(block * D)),
         dk_sum(pieces.take<float>(keys_of_sums * D)),
         dv_sum(pieces.take<float>(keys_of_sums * D)),
@@ -207,11 +207,11 @@ static void add_dq(const Gradients& a, const BackwardMemory& w, size_t count) {
 }
 
 static void add_dkdv(const Gradients& a, const BackwardMemory& w, float* dk_sum, float* dv_sum) {
-  transpose(w.turned, w.score, block, block);
-  make_rows(w.weights, w.turned, block);
+  transpose(w.transposed, w.score, block, block);
+  make_rows(w.weights, w.transposed, block);
   mma_product(a.arithmetic, Chains::go_on, dv_sum, block, a.s.D, w.weights, w.dout_panels, depth_of_block);
-  transpose(w.turned, w.dp, block, block);
-  make_rows(w.weights, w.turned, block);
+  transpose(w.transposed, w.dp, block, block);
+  make_rows(w.weights, w.transposed, block);
   mma_product(a.arithmetic, Chains::go_on, dk_sum, block, a.s.D, w.weights, w.query_panels, depth_of_block);
 }
 

@@ -181,13 +181,13 @@ static void dots_row_by_row(float* to, const float* a, const float* b, size_t ro
 // group. Rows are padded with zeros to D = Dk and V = Dv rounded up to multiples of 16.
 struct Workspace {
   float* state;                                      // (heads of the group, D, V): S or dS
-  float *S, *turned_S, *turned_dS;                   // backward: (D,V), (V,D), (V,D)
+  float *S, *transposed_S, *transposed_dS;           // backward: (D,V), (V,D), (V,D)
   float *q, *k, *scaled;                             // (64,D)
-  float* turned_k;                                   // (D,64)
+  float* transposed_k;                               // (D,64)
   float *dq, *dk, *to_q, *plus, *minus;              // (64,D)
   float *kk, *qk, *gamma, *L, *P, *dL, *dP;          // (64,64)
   float *u, *error, *o, *du, *de, *w, *dout;         // (64,V)
-  float* turned_u;                                   // (V,64)
+  float* transposed_u;                               // (V,64)
   float *start, *end, *less_start, *beta, *dots[5];  // (64)
   size_t D, V;
 
@@ -195,10 +195,10 @@ struct Workspace {
   Workspace(Pieces& pieces, const GatedDeltaShape& s) : D(padded(s.Dk)), V(padded(s.Dv)) {
     const auto take = [&](size_t n) { return pieces.take_zeros<float>(n); };
     state = take(s.group() * D * V);
-    for (float** x : {&S, &turned_S, &turned_dS}) *x = take(D * V);
-    for (float** x : {&q, &k, &scaled, &turned_k, &dq, &dk, &to_q, &plus, &minus}) *x = take(chunk * D);
+    for (float** x : {&S, &transposed_S, &transposed_dS}) *x = take(D * V);
+    for (float** x : {&q, &k, &scaled, &transposed_k, &dq, &dk, &to_q, &plus, &minus}) *x = take(chunk * D);
     for (float** x : {&kk, &qk, &gamma, &L, &P, &dL, &dP}) *x = take(chunk * chunk);
-    for (float** x : {&u, &error, &o, &du, &de, &w, &dout, &turned_u}) *x = take(chunk * V);
+    for (float** x : {&u, &error, &o, &du, &de, &w, &dout, &transposed_u}) *x = take(chunk * V);
     for (float** x : {&start, &end, &less_start, &beta}) *x = take(chunk);
     for (float*& x : dots) x = take(chunk);
   }
@@ -207,9 +207,9 @@ struct Workspace {
   void load_keys(const GatedDeltaIn& in, const GatedDeltaShape& s, size_t b, size_t h, size_t t0, size_t n) const {
     copy_rows(q, D, in.q + s.qk_row(b, t0, h), s.qk_step(), n, s.Dk);
     copy_rows(k, D, in.k + s.qk_row(b, t0, h), s.qk_step(), n, s.Dk);
-    transpose(turned_k, k, chunk, D);
-    lower_product(kk, {k, D, 1}, turned_k, n, s.Dk);
-    lower_product(qk, {q, D, 1}, turned_k, n, s.Dk);
+    transpose(transposed_k, k, chunk, D);
+    lower_product(kk, {k, D, 1}, transposed_k, n, s.Dk);
+    lower_product(qk, {q, D, 1}, transposed_k, n, s.Dk);
   }
   void load_decay(const float* g, const float* betas, size_t step, size_t n) const {
     float c[chunk], from_start = 0;
@@ -289,7 +289,8 @@ static void decay_gradients(const Workspace& x, float* dg, size_t step, size_t n
   vec S_dS[pieces] = {};
   for (size_t d = 0; d < x.D; d += lanes) {
     vec row{};
-    for (size_t j = 0; j < Dv; j++) row = fma(load(x.turned_S + j * x.D + d), load(x.turned_dS + j * x.D + d), row);
+    for (size_t j = 0; j < Dv; j++)
+      row = fma(load(x.transposed_S + j * x.D + d), load(x.transposed_dS + j * x.D + d), row);
     S_dS[d / lanes % pieces] = S_dS[d / lanes % pieces] + row;
   }
   float written = 0, sum = 0;
@@ -320,7 +321,7 @@ static void backward_group(const GatedDeltaGradients& out, const GatedDeltaBackw
       copy_rows(x.error, V, back.error + row, all, n, s.Dv);
       copy_rows(x.dout, V, back.dout + row, all, n, s.Dv);
       scale_rows(x.u, V, x.error, x.beta, n, V);
-      transpose(x.turned_u, x.u, chunk, V);
+      transpose(x.transposed_u, x.u, chunk, V);
       const float* S = part > 0     ? back.kept + s.kept_state(b, h, part - 1)
                        : in.initial ? in.initial + s.state(b, h)
                                     : nullptr;
@@ -328,8 +329,8 @@ static void backward_group(const GatedDeltaGradients& out, const GatedDeltaBackw
         copy_rows(x.S, V, S, s.Dv, s.Dk, s.Dv);
       else
         std::fill_n(x.S, D * V, 0.0f);
-      transpose(x.turned_S, x.S, D, V);
-      transpose(x.turned_dS, dS, D, V);
+      transpose(x.transposed_S, x.S, D, V);
+      transpose(x.transposed_dS, dS, D, V);
 
       scaled_product(x.w, V, x.k, D, dS, n, V, s.Dk, x.end);
       std::copy_n(x.w, n * V, x.du);
@@ -339,17 +340,17 @@ static void backward_group(const GatedDeltaGradients& out, const GatedDeltaBackw
       dots_row_by_row(x.dots[4], x.du, x.error, n, V);
       for (size_t i = 0; i < n; i++) out.dbeta[number + i * s.Hv] = 0.0f + x.dots[4][i];
 
-      lower_product(x.dL, {x.de, V, 1}, x.turned_u, n, s.Dv);
-      lower_product(x.dP, {x.dout, V, 1}, x.turned_u, n, s.Dv);
+      lower_product(x.dL, {x.de, V, 1}, x.transposed_u, n, s.Dv);
+      lower_product(x.dP, {x.dout, V, 1}, x.transposed_u, n, s.Dv);
       for (size_t e = 0; e < n * chunk; e++) {
         x.dL[e] = -x.gamma[e] * x.dL[e];
         x.dP[e] = x.gamma[e] * x.dP[e];
       }
-      scaled_product(x.to_q, D, x.dout, V, x.turned_S, n, D, s.Dv, x.start);
+      scaled_product(x.to_q, D, x.dout, V, x.transposed_S, n, D, s.Dv, x.start);
       product<Links::up_to>(x.to_q, D, {x.dP, chunk, 1}, x.k, D, 0, n, D, n);
-      scaled_product(x.plus, D, x.de, V, x.turned_S, n, D, s.Dv, x.less_start);
+      scaled_product(x.plus, D, x.de, V, x.transposed_S, n, D, s.Dv, x.less_start);
       product<Links::below>(x.plus, D, {x.dL, chunk, 1}, x.k, D, 0, n, D, n);
-      scaled_product(x.minus, D, x.u, V, x.turned_dS, n, D, s.Dv, x.end);
+      scaled_product(x.minus, D, x.u, V, x.transposed_dS, n, D, s.Dv, x.end);
       product<Links::from>(x.minus, D, {x.dP, 1, chunk}, x.q, D, 0, n, D, n);
       product<Links::above>(x.minus, D, {x.dL, 1, chunk}, x.k, D, 0, n, D, n);
       for (size_t e = 0; e < n * D; e++) {

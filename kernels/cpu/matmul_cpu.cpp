@@ -15,7 +15,7 @@
 //            goes to all lanes                                                               (numbers for AVX-512)
 //
 // A copy into strips is work that multiplies nothing, and is left out where too little is multiplied with it:
-//   - A few rows or columns of C read the other operand as it lies, once (compute_few(); up to 4 rows
+//   - A few rows or columns of C read the other operand unpacked, once (compute_few(); up to 4 rows
 //     core/row_dots_cpu.h). They take as long as memory needs to bring it, or as their multiplications.
 //   - Where B lies by lines of k, its copy is made by the first tile that multiplies it.
 //
@@ -36,7 +36,7 @@ namespace tuned_matmul {
 // 14 x 2 + 2 + 1 of AVX-512's 32 vector registers, 6 x 2 + 2 + 1 of AVX2's 16, 12 x 2 + 2 + 1 of 32 short ones.
 constexpr size_t tile_rows = lanes == 16 ? 14 : lanes == 8 ? 6 : 12, half_rows = lanes == 8 ? 4 : 8;
 static_assert(tile_rows < lanes || tile_rows % lanes == 0, "pack() stores whole vectors");
-constexpr size_t lying_rows = lanes == 8 ? 6 : 12;  // where A is not packed: its rows' addresses take registers too
+constexpr size_t unpacked_rows = lanes == 8 ? 6 : 12;  // where A is not packed: its rows' addresses take registers too
 constexpr size_t tile_vecs = 2, tile_cols = tile_vecs * lanes;
 constexpr size_t block_rows = 12 * tile_rows;
 constexpr size_t cache_line = 16;  // floats
@@ -105,12 +105,12 @@ inline Ahead ahead_across_k(const float* data, size_t ld, unsigned log, size_t d
   return {data, cache_line, ld, log, shift, rows * ld, ceil_div(depth, rows)};
 }
 
-// A strip of A and one of B, packed; and B as it lies, by lines of k, from where the first tile of a strip, which
+// A strip of A and one of B, packed; and B unpacked, by lines of k, from where the first tile of a strip, which
 // `packs_b`, takes it beside its multiplications.
 struct Strips {
   const float* a;
   float* b;
-  const float* b_lies;
+  const float* unpacked_b;
   size_t ldb;
 };
 
@@ -119,7 +119,7 @@ void tile(const Destination& to, const Strips& from, const Ahead& next, size_t n
   const Ahead ahead = next.of(nth, from.b);
   constexpr size_t distance = 16;  // how many k ahead of their use A and B come from L2 to L1
   constexpr size_t far = 24;       // and lines of B that are not packed from memory to L2
-  const float *a = from.a, *line = from.b_lies;
+  const float *a = from.a, *line = from.unpacked_b;
   float* b = from.b;
   const size_t ldb = from.ldb;
   vec chain[rows][vecs];
@@ -263,8 +263,8 @@ constexpr size_t block_rows_at(size_t depth) {
 
 // So many rows or columns of C are few, and where rows are read as they lie so many floats of the other operand, which
 // stay in the cache. Of lines of k so many are read, of so many columns.
-constexpr size_t few = 64, few_floats = 1 << 18, lying_lines = 32, lying_panel = 960;
-static_assert(matmul_slice % lying_lines == 0);
+constexpr size_t few = 64, few_floats = 1 << 18, unpacked_lines = 32, unpacked_panel = 960;
+static_assert(matmul_slice % unpacked_lines == 0);
 
 static thread_local Buffer<float> workspace;
 
@@ -284,8 +284,8 @@ size_t workspace_floats(size_t M, size_t N, size_t K, bool accumulate) {
   // (the most that a block takes at any depth: rows (depth + spare) with as many rows as block_rows_at() has)
   const size_t largest = workspace_a(block_rows, matmul_slice + (matmul_slice / least_depth - 1) * spare);
   const size_t larger = std::max(M, N), few_wide = round_up(std::min(few, larger), tile_cols);
-  const size_t of_few = std::max(std::min(few_wide * K, few_floats) + few_wide * 2 * lying_rows,
-                                 few_wide * (lying_lines + 2 * std::min(larger, lying_panel)));
+  const size_t of_few = std::max(std::min(few_wide * K, few_floats) + few_wide * 2 * unpacked_rows,
+                                 few_wide * (unpacked_lines + 2 * std::min(larger, unpacked_panel)));
   return std::max(of_few, std::min(workspace_a(rows, depth), largest) + wide * depth + high * wide);
 }
 
@@ -316,8 +316,8 @@ void compute_rows(float* C, size_t ldc, const Operand& A, const Operand& B, cons
 // 0 or go on from where they are. Meanwhile what lies `next` further on comes from memory: where A lies by rows those
 // of the next tile, else lines of the next k.
 template <size_t rows, size_t vecs, bool by_rows>
-void lying_tile(float* chains, size_t ldchain, bool begin, const float* A, size_t lda, const float* b, size_t depth,
-                size_t next) {
+void unpacked_tile(float* chains, size_t ldchain, bool begin, const float* A, size_t lda, const float* b, size_t depth,
+                   size_t next) {
   vec chain[rows][vecs];
 #pragma GCC unroll 16
   for (size_t i = 0; i < rows; i++)
@@ -341,7 +341,7 @@ void lying_tile(float* chains, size_t ldchain, bool begin, const float* A, size_
 #pragma GCC unroll 4
     for (size_t quarter = 0; quarter < 4; quarter++) {
 #pragma GCC unroll 4
-      for (size_t i = quarter * lying_rows / 4; i < (quarter + 1) * lying_rows / 4; i++)
+      for (size_t i = quarter * unpacked_rows / 4; i < (quarter + 1) * unpacked_rows / 4; i++)
         __builtin_prefetch(A + i * lda + k + next, 0, 2);
 #pragma GCC unroll 4
       for (size_t n = 0; n < cache_line / 4; n++) link(k + quarter * (cache_line / 4) + n);
@@ -354,21 +354,21 @@ void lying_tile(float* chains, size_t ldchain, bool begin, const float* A, size_
 }
 
 template <size_t vecs, bool by_rows>
-auto lying_tile_of(size_t rows) {
-  return by_tile_rows<lying_rows>(rows, []<size_t r>() { return lying_tile<r, vecs, by_rows>; });
+auto unpacked_tile_of(size_t rows) {
+  return by_tile_rows<unpacked_rows>(rows, []<size_t r>() { return unpacked_tile<r, vecs, by_rows>; });
 }
 
-// C[rows][cols], a few columns of the product of A and B. `turned`, it is C[cols][rows]: a few rows of the product of B
-// and A, in which the two exchange their parts.
+// C[rows][cols], a few columns of the product of A and B. `transposed`, it is C[cols][rows]: a few rows of the product
+// of B and A, in which the two exchange their parts.
 //
 // Memory is read in the order in which it lies. Rows of A are read to their ends, tile by tile. Of lines of k, which
 // all rows share, 32 are read before the next ones; meanwhile chains wait in the cache.
 template <bool by_rows>
 void compute_few(float* C, size_t ldc, const Operand& A, const Operand& B, const float* bias, Interval rows,
-                 Interval cols, size_t K, bool accumulate, bool turned) {
-  const size_t width = round_up(cols.size(), tile_cols), panel = by_rows ? lying_rows : lying_panel;
-  const size_t most = by_rows ? matmul_slice : lying_lines, high = std::min(panel, rows.size());
-  const size_t packed = by_rows ? K : lying_lines;  // k of B at once
+                 Interval cols, size_t K, bool accumulate, bool transposed) {
+  const size_t width = round_up(cols.size(), tile_cols), panel = by_rows ? unpacked_rows : unpacked_panel;
+  const size_t most = by_rows ? matmul_slice : unpacked_lines, high = std::min(panel, rows.size());
+  const size_t packed = by_rows ? K : unpacked_lines;  // k of B at once
   reserve_floats(width * (packed + 2 * high));
   float *const strips = workspace.data(), *const chains = strips + width * packed, *totals = chains + width * high;
   const auto pack_strips = [&](size_t k, size_t depth) {
@@ -384,12 +384,12 @@ void compute_few(float* C, size_t ldc, const Operand& A, const Operand& B, const
       const size_t depth = std::min(most, K - k);
       if (!by_rows) pack_strips(k, depth);
       for (size_t i = i0, tall; i < i1; i += tall) {
-        tall = next_rows(i1 - i, lying_rows);
+        tall = next_rows(i1 - i, unpacked_rows);
         const float* const a = A.data + (by_rows ? i * A.ld + k : k * A.ld + i);
         const size_t next = by_rows ? (i + tall < rows.end ? tall * A.ld : 0) : k + most < K ? most * A.ld : 0;
         for (size_t j = 0; j < width; j += tile_cols) {
           const bool wide = cols.size() - j > lanes;
-          const auto compute = wide ? lying_tile_of<tile_vecs, by_rows>(tall) : lying_tile_of<1, by_rows>(tall);
+          const auto compute = wide ? unpacked_tile_of<tile_vecs, by_rows>(tall) : unpacked_tile_of<1, by_rows>(tall);
           compute(chains + (i - i0) * width + j, width, k % matmul_slice == 0, a, A.ld,
                   strips + j * packed + (by_rows ? k * (wide ? tile_cols : lanes) : 0), depth, j == 0 ? next : 0);
         }
@@ -408,8 +408,9 @@ void compute_few(float* C, size_t ldc, const Operand& A, const Operand& B, const
         vec square[lanes];
         for (size_t r = 0; r < lanes; r++)
           square[r] = r < m ? load(sums + (i - i0 + r) * width + (j - cols.begin)) : vec{};
-        if (turned) transpose(square);
-        for (size_t r = 0; r < (turned ? n : m); r++) turned ? to(j + r, i, square[r], m) : to(i + r, j, square[r], n);
+        if (transposed) transpose(square);
+        for (size_t r = 0; r < (transposed ? n : m); r++)
+          transposed ? to(j + r, i, square[r], m) : to(i + r, j, square[r], n);
       }
   }
 }
@@ -424,15 +425,15 @@ void compute_part(float* C, size_t ldc, const Operand& A, const Operand& B, cons
     if (rows.size()) compute(C, ldc, A, B, bias, rows.begin, cols, K, accumulate);
     return;
   }
-  const auto read_as_it_lies = [&](const Operand& x, const Operand& packed, Interval i, Interval j, bool turned) {
+  const auto read_unpacked = [&](const Operand& x, const Operand& packed, Interval i, Interval j, bool transposed) {
     const auto compute = x.k_contiguous ? compute_few<true> : compute_few<false>;
-    compute(C, ldc, x, packed, bias, i, j, K, accumulate, turned);
+    compute(C, ldc, x, packed, bias, i, j, K, accumulate, transposed);
   };
   const auto fits = [&](size_t n) { return n <= few && round_up(n, tile_cols) * K <= few_floats; };
   // Lines of k make up for the chains' way to the cache and back where a row's tiles are neither half empty nor two.
   if (B.k_contiguous ? fits(rows.size()) : rows.size() > half_rows && rows.size() <= tile_cols)
-    return read_as_it_lies(B, A, cols, rows, true);
-  if (A.k_contiguous ? fits(cols.size()) : cols.size() <= few) return read_as_it_lies(A, B, rows, cols, false);
+    return read_unpacked(B, A, cols, rows, true);
+  if (A.k_contiguous ? fits(cols.size()) : cols.size() <= few) return read_unpacked(A, B, rows, cols, false);
   const size_t group = group_of(B);
   const size_t slices = std::max<size_t>(1, ceil_div(K, matmul_slice)), deepest = std::min(K, matmul_slice);
   const bool totals = accumulate && slices > 1;  // C waits for the sum of its slices, which grows beside it

@@ -4,7 +4,7 @@
 // Channels do not meet, so loops run over neighbouring channels in vectors, tap after tap: every chain has its links in
 // the order of the references. A task of the backward has the 128 tokens of one slice of dw's column sum, and 256
 // channels. It makes dp of these tokens and of the W-1 after them, which dx wants, and keeps it in a core's cache.
-// Weights are turned into rows of channels first (W,C).
+// Weights are transposed first, into rows of channels (W,C).
 // tests/test_short_conv.cpp
 #include <omp.h>
 
@@ -33,7 +33,7 @@ struct InputRows {
   }
 };
 
-void turn_weights(float* rows, const float* w, const ShortConvShape& s) {
+void transpose_weights(float* rows, const float* w, const ShortConvShape& s) {
 #pragma omp parallel for if (worth_waking(s.W * s.C))
   for (size_t c = 0; c < s.C; c++)
     for (size_t j = 0; j < s.W; j++) rows[j * s.C + c] = w[c * s.W + j];
@@ -75,7 +75,7 @@ template <class S>
 void short_conv_forward_cpu(S* y, S* final, const S* x, const float* w, const S* initial, const ShortConvShape& s,
                             Context& ctx) {
   float* const rows = ctx.scratch(short_conv_forward_cpu_scratch(s) / sizeof(float));
-  turn_weights(rows, w, s);
+  transpose_weights(rows, w, s);
   const InputRows<S> X{x, initial, s};
 #pragma omp parallel for if (worth_waking(s.B * s.T * s.C * s.W))
   for (size_t n = 0; n < s.B * s.T; n++)
@@ -105,7 +105,7 @@ void short_conv_backward_cpu(S* dx, float* dw, S* dinitial, const S* dy, const S
   const size_t tokens = s.B * s.T, slices = ceil_div(tokens, column_slice), pieces = ceil_div(s.C, piece);
   float* const rows = ctx.scratch(short_conv_backward_cpu_scratch(s) / sizeof(float));
   float *const level = rows + s.W * s.C, *const dps = level + slices * s.C * s.W;
-  turn_weights(rows, w, s);
+  transpose_weights(rows, w, s);
   const InputRows<S> X{x, initial, s};
 
 #pragma omp parallel for schedule(dynamic)
