@@ -111,11 +111,11 @@ void attention_backward_cpu(float* dq, float* dk, float* dv, float* sink_p, floa
                             const AttentionShape& s, const Sink& sink, Context& ctx);
 size_t attention_forward_cpu_scratch(const AttentionShape& s);
 size_t attention_backward_cpu_scratch(const AttentionShape& s);
-namespace cpu_attention {
+namespace attention_cpu {
 // May a thread own whole kv heads in backward? They cost 5 products a pair instead of 7; but a round of all threads
 // takes as long when it is not full.
 bool kv_heads_fill_threads(const AttentionShape& s);
-}  // namespace cpu_attention
+}  // namespace attention_cpu
 
 namespace attention {
 // How many blocks an SM (a multiprocessor) shall hold at once, where a row has so many columns of sums. It decides how

@@ -22,7 +22,7 @@
 #include "kernels/cpu/attention_bf16_cpu.h"
 
 namespace gated {
-namespace cpu_attention_bf16 {
+namespace attention_bf16_cpu {
 
 // ---- rows of weights: plain loops, which vectorise once short_exp2 is inlined: so gnu::flatten, and a constant score
 
@@ -292,34 +292,34 @@ static void backward_two_walks(const Gradients& a, unsigned char* scratch) {
   }
 }
 
-}  // namespace cpu_attention_bf16
+}  // namespace attention_bf16_cpu
 
 size_t attention_bf16_forward_cpu_scratch(const AttentionShape& s) {
-  return bytes_for_threads<cpu_attention_bf16::ForwardMemory>(s.D);
+  return bytes_for_threads<attention_bf16_cpu::ForwardMemory>(s.D);
 }
 
 void attention_bf16_forward_cpu(bf16* o, float* lse, const bf16* q, const bf16* k, const bf16* v,
                                 const AttentionShape& s, const Sink& sink, Context& ctx) {
-  using namespace cpu_attention_bf16;
+  using namespace attention_bf16_cpu;
   unsigned char* const scratch = ctx.scratch<unsigned char>(attention_bf16_forward_cpu_scratch(s));
   const Forward a{o, lse, q, k, v, s, sink, ctx.mma_arithmetic, weight_scale(s)};
   forward(a, scratch);
 }
 
 size_t attention_bf16_backward_cpu_scratch(const AttentionShape& s) {
-  using namespace cpu_attention_bf16;
-  const size_t keys = cpu_attention::kv_heads_fill_threads(s) ? round_up(s.T, block) : block;
+  using namespace attention_bf16_cpu;
+  const size_t keys = attention_cpu::kv_heads_fill_threads(s) ? round_up(s.T, block) : block;
   return bytes_for_threads<BackwardMemory>(s.D, keys);
 }
 
 void attention_bf16_backward_cpu(bf16* dq, bf16* dk, bf16* dv, float* sink_p, float* sink_ds, const bf16* dout,
                                  const bf16* q, const bf16* k, const bf16* v, const bf16* o, const float* lse,
                                  const AttentionShape& s, const Sink& sink, Context& ctx) {
-  using namespace cpu_attention_bf16;
+  using namespace attention_bf16_cpu;
   unsigned char* const scratch = ctx.scratch<unsigned char>(attention_bf16_backward_cpu_scratch(s));
   const float scale = attention_scale<float>(s.divisor());
   const Gradients a{dq, dk, dv, sink_p, sink_ds, dout, q, k, v, o, lse, s, sink, ctx.mma_arithmetic, scale};
-  if (cpu_attention::kv_heads_fill_threads(s))
+  if (attention_cpu::kv_heads_fill_threads(s))
     backward_one_walk(a, scratch);
   else
     backward_two_walks(a, scratch);

@@ -7,7 +7,7 @@
 #include "core/pieces.h"
 #include "kernels/bf16/attention_bf16.cuh"
 
-namespace gated::cpu_attention_bf16 {
+namespace gated::attention_bf16_cpu {
 
 using namespace attention_bf16;
 
@@ -127,4 +127,4 @@ void walk_tiles(MmaArithmetic arithmetic, AttentionScore score, const ForwardMem
   }
 }
 
-}  // namespace gated::cpu_attention_bf16
+}  // namespace gated::attention_bf16_cpu

@@ -31,7 +31,7 @@
 #include "kernels/attention.h"
 
 namespace gated {
-namespace cpu_attention {
+namespace attention_cpu {
 
 constexpr size_t tile = 64;                    // lanes
 constexpr size_t chunk = 16;                   // rows at a time where not every lane sees every row
@@ -542,15 +542,15 @@ static void backward_two_walks(const Backward& a, unsigned char* scratch, float*
   }
 }
 
-}  // namespace cpu_attention
+}  // namespace attention_cpu
 
 size_t attention_forward_cpu_scratch(const AttentionShape& s) {
-  return cpu_attention::forward_floats_a_thread(s) * omp_get_max_threads() * sizeof(float);
+  return attention_cpu::forward_floats_a_thread(s) * omp_get_max_threads() * sizeof(float);
 }
 
 void attention_forward_cpu(float* o, float* lse, const float* q, const float* k, const float* v,
                            const AttentionShape& s, const Sink& sink, Context& ctx) {
-  using namespace cpu_attention;
+  using namespace attention_cpu;
   const float scale = attention_scale<float>(s.divisor());
   const size_t tiles = ceil_div(s.T, tile), per_thread = forward_floats_a_thread(s), kv_step = s.kv_step();
   float* const scratch = ctx.scratch(attention_forward_cpu_scratch(s) / sizeof(float));
@@ -590,7 +590,7 @@ void attention_forward_cpu(float* o, float* lse, const float* q, const float* k,
 }
 
 size_t attention_backward_cpu_scratch(const AttentionShape& s) {
-  using namespace cpu_attention;
+  using namespace attention_cpu;
   const size_t delta = kv_heads_fill_threads(s) ? 0 : s.B * s.H * s.T;
   return bytes_for_threads<Workspace>(s.D) + delta * sizeof(float);
 }
@@ -598,7 +598,7 @@ size_t attention_backward_cpu_scratch(const AttentionShape& s) {
 void attention_backward_cpu(float* dq, float* dk, float* dv, float* sink_p, float* sink_ds, const float* dout,
                             const float* q, const float* k, const float* v, const float* o, const float* lse,
                             const AttentionShape& s, const Sink& sink, Context& ctx) {
-  using namespace cpu_attention;
+  using namespace attention_cpu;
   const Backward a{dq, dk, dv, sink_p, sink_ds, dout, q, k, v, o, lse, s, sink, attention_scale<float>(s.divisor())};
   unsigned char* const scratch = ctx.scratch<unsigned char>(attention_backward_cpu_scratch(s));
   float* const delta = reinterpret_cast<float*>(scratch + bytes_for_threads<Workspace>(s.D));

@@ -7,7 +7,7 @@
 #include "kernels/cpu/gated_delta_cpu.h"
 
 namespace gated {
-namespace cpu_gated_delta_bf16 {
+namespace gated_delta_bf16_cpu {
 
 using gated_delta_bf16::Factor;
 using gated_delta_bf16::tokens;
@@ -48,21 +48,21 @@ struct VectorProduct {
 
 using VectorSteps = gated_delta_bf16::Steps<float, VectorProduct>;
 
-}  // namespace cpu_gated_delta_bf16
+}  // namespace gated_delta_bf16_cpu
 
 size_t gated_delta_bf16_cpu_scratch(const GatedDeltaShape& s) {
-  return bytes_for_threads<cpu_gated_delta_bf16::VectorSteps>(s, MmaArithmetic());
+  return bytes_for_threads<gated_delta_bf16_cpu::VectorSteps>(s, MmaArithmetic());
 }
 
 void gated_delta_bf16_forward_cpu(const GatedDeltaBf16Out& out, const GatedDeltaBf16In& in, const GatedDeltaShape& s,
                                   Context& ctx) {
-  gated_delta_cpu::for_each_key_head<cpu_gated_delta_bf16::VectorSteps>(
+  gated_delta_cpu::for_each_key_head<gated_delta_bf16_cpu::VectorSteps>(
       s, ctx, [&](auto& steps, size_t b, size_t key_head) { steps.forward(out, in, b, key_head); }, ctx.mma_arithmetic);
 }
 
 void gated_delta_bf16_backward_cpu(const GatedDeltaBf16Gradients& out, const GatedDeltaBf16BackwardIn& back,
                                    const GatedDeltaBf16In& in, const GatedDeltaShape& s, Context& ctx) {
-  gated_delta_cpu::for_each_key_head<cpu_gated_delta_bf16::VectorSteps>(
+  gated_delta_cpu::for_each_key_head<gated_delta_bf16_cpu::VectorSteps>(
       s, ctx, [&](auto& steps, size_t b, size_t key_head) { steps.backward(out, back, in, b, key_head); },
       ctx.mma_arithmetic);
 }

@@ -7,7 +7,7 @@ namespace gated {
 
 void cached_attention_bf16_cpu(bf16* o, const bf16* q, const bf16* keys, const bf16* values,
                                const CachedAttentionShape& s, const Sink& sink, Context& ctx) {
-  using namespace cpu_attention_bf16;
+  using namespace attention_bf16_cpu;
   unsigned char* const scratch = ctx.scratch<unsigned char>(attention_bf16_forward_cpu_scratch(s.queries()));
   const float scale = weight_scale(s.queries());
   const size_t D = s.D, parts = ceil_div(s.group(), block);
