@@ -59,19 +59,14 @@ constexpr size_t weight_gradient_slice(Storage storage) {
 
 // ---- reference
 //
-// log_sum_exp and dlogit are the formulas of (1), one line each in linear_cross_entropy.cuh. A target of ignored_target
-// (-1) has loss 0 and gradient 0. Any other outside the vocabulary is not `known`, and log_sum_exp makes it NaN.
+// log_sum_exp and dlogit are the formulas of (1), one line each in linear_cross_entropy.cuh. A target outside the
+// vocabulary is not `known`, and log_sum_exp makes it NaN.
 
 template <class T>
 void cross_entropy_ref(T* losses, T* logits, const int* targets, T dloss, bool gradient, size_t rows, size_t V) {
   for (size_t row = 0; row < rows; row++) {
     T* l = logits + row * V;
     const int target = targets[row];
-    if (target == ignored_target) {
-      losses[row] = T(0);
-      for (size_t v = 0; gradient && v < V; v++) l[v] = T(0);
-      continue;
-    }
     const bool known = target_is_known(target, V);
     T max = -INFINITY;
     for (size_t v = 0; v < V; v++) max = max_of(l[v], max);
@@ -197,41 +192,33 @@ __global__ void __launch_bounds__(threads, cross_entropy_blocks(threads, quads))
     fetch(row + gridDim.x);
 
     const int target = targets[row];
-    const bool counted = target != ignored_target;  // the same for the whole block, which meets at barriers
     const bool known = target_is_known(target, size_t(V));
-    float lse = 0.0f, at_target = 0.0f;
-    if (counted) {
-      at_target = l[known ? target : 0];  // before the barriers: gradients may go over the logits
-      float max = -INFINITY;
-      each_quad([&](const Quad& q, int) {
-        for (int k = 0; k < 4; k++) max = max_of(q.v[k], max);
-      });
-      max = warp_max(max);
-      if (threadIdx.x % 32 == 0) maxima[threadIdx.x / 32] = max;
-      __syncthreads();  // the maxima are there
-      max = warp_max(maxima[threadIdx.x % 32 % (threads / 32)]);
+    const float at_target = l[known ? target : 0];  // before the barriers: gradients may go over the logits
+    float max = -INFINITY;
+    each_quad([&](const Quad& q, int) {
+      for (int k = 0; k < 4; k++) max = max_of(q.v[k], max);
+    });
+    max = warp_max(max);
+    if (threadIdx.x % 32 == 0) maxima[threadIdx.x / 32] = max;
+    __syncthreads();  // the maxima are there
+    max = warp_max(maxima[threadIdx.x % 32 % (threads / 32)]);
 
-      float chain = 0.0f, *made = exps;
-      each_quad([&](Quad q, int) {
-        for (int k = 0; k < 4; k++) q.v[k] = exp_to_40(q.v[k] - max);
-        store_four(made + first, q);
-        __syncthreads();
-        if (threadIdx.x < row_chains)
-          for (int i = int(threadIdx.x); i < chunk; i += int(row_chains)) chain += made[i];
-        made = made == exps ? exps + chunk : exps;
-      });
-      if (threadIdx.x < row_chains) chains[threadIdx.x] = chain;
-      __syncthreads();  // all 128 are there, and both chunks are added
-      lse = log_sum_exp(max, warp_chains_sum(load_four(chains + first % int(row_chains)).v), known);
-    }
+    float chain = 0.0f, *made = exps;
+    each_quad([&](Quad q, int) {
+      for (int k = 0; k < 4; k++) q.v[k] = exp_to_40(q.v[k] - max);
+      store_four(made + first, q);
+      __syncthreads();
+      if (threadIdx.x < row_chains)
+        for (int i = int(threadIdx.x); i < chunk; i += int(row_chains)) chain += made[i];
+      made = made == exps ? exps + chunk : exps;
+    });
+    if (threadIdx.x < row_chains) chains[threadIdx.x] = chain;
+    __syncthreads();  // all 128 are there, and both chunks are added
+    const float lse = log_sum_exp(max, warp_chains_sum(load_four(chains + first % int(row_chains)).v), known);
     if (threadIdx.x == 0) losses[row] = lse - at_target;
 
     if (!dlogits) continue;
     S* const to = dlogits + row * ld;
-    if (!counted) {
-      for (int v = first; v < V; v += chunk) store_quad_inside(to, size_t(v), size_t(V), {}, true);
-      continue;
-    }
     // What is left behind the whole quads of a row is at most three logits; the target's gradient comes last.
     each_quad([&](Quad q, int v) {
       for (int k = 0; k < 4; k++) q.v[k] = dlogit(q.v[k], lse, 0.0f, dloss);

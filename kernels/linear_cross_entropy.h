@@ -7,9 +7,6 @@
 
 namespace gated {
 
-// A target that is not counted: loss 0, gradient 0. Any other outside [0,V) gives a NaN loss and NaN gradients.
-constexpr int ignored_target = -1;
-
 // Numbers from row to row of logits, and of their gradients, in memory. With whole cache lines every row begins on a
 // 16-byte boundary, whatever V is (GPT-2's is 50257). What lies past the V logits of a row is neither read nor written.
 constexpr size_t padded_vocab(size_t V) {
@@ -24,7 +21,7 @@ size_t linear_cross_entropy_chunk_rows(size_t N, size_t V, Storage storage);
 //   logits       room for (min(chunk_rows,N), padded_vocab(V)), overwritten
 //   dlogits      the same in bf16, where h is bf16 and a gradient is asked for; null where h is floats, whose dlogits
 //                take the place of the logits
-//   h (N,C), weight (V,C), targets (N)
+//   h (N,C), weight (V,C), targets (N); one outside [0,V) gives a NaN loss and NaN gradients
 //   weight_copy  weight, rounded, where h is bf16, which is multiplied with bf16; else null
 //   dloss        the gradient of every row's loss: 1/N for their mean
 // chunk_rows: how many rows go through at a time, a multiple of a slice or at least N. It does not change a bit.

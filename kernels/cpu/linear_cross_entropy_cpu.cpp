@@ -6,8 +6,6 @@
 // reorder a single one, and a maximum has no order. Rows are shared out among threads.
 #include "kernels/linear_cross_entropy.h"
 
-#include <algorithm>
-
 #include "core/reduce.cuh"
 #include "kernels/linear_cross_entropy.cuh"
 
@@ -21,11 +19,6 @@ void cross_entropy_cpu(float* losses, S* dlogits, const float* logits, const int
     const float* l = logits + row * padded_vocab(V);
     S* dl = dlogits ? dlogits + row * padded_vocab(V) : nullptr;
     const int target = targets[row];
-    if (target == ignored_target) {
-      losses[row] = 0.0f;
-      if (dl) std::fill_n(dl, V, S(0.0f));
-      continue;
-    }
     const bool known = target_is_known(target, V);
     const float at_target = l[known ? target : 0], max = row_max_cpu(l, V);
     const float sum = row_reduce_cpu<float>(V, [=](float acc, size_t v) { return acc + exp_to_40(l[v] - max); });

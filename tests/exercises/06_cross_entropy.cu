@@ -3,18 +3,16 @@
 //     lse = m + log(sum over v of e^(l_v - m)),   m = max over v of l_v
 //     loss = lse - l_target          dl_v = (e^(l_v - lse) - [v = target]) * dloss
 //
-// A target of ignored_target (-1) has loss 0 and gradient 0: padding. The sum is in the order of a row, as in
-// softmax_row. exact_exp, exact_log, max_of, warp_max, warp_sum are as there. The chapter:
-// kernels/linear_cross_entropy.cu. The launch: a block of 128 threads for each row.
+// The sum is in the order of a row, as in softmax_row. exact_exp, exact_log, max_of, warp_max, warp_sum are as there.
+// The chapter: kernels/linear_cross_entropy.cu. The launch: a block of 128 threads for each row.
 //
 // hint 1: All but the last step is softmax_row: a maximum, a barrier, a sum.
 //
 // hint 2: Who writes the loss? One thread, once. Who reads l_target? It need not be the thread that owns that column.
 //
-// hint 3: All threads of a block have the same target, so all may return at the start of an ignored row, after they
-// have written their zeros: no barrier is left half attended.
+// hint 3: Nothing of a row is kept for its gradient but lse, which every thread has.
 //
-// A wrong answer usually writes the loss of an ignored row as a NaN, or uses -1 as an index.
+// A wrong answer usually lets a thread overwrite shared memory that others still read.
 #include "tests/exercises/try.h"
 
 #include "kernels/linear_cross_entropy.cuh"
@@ -22,7 +20,6 @@
 using namespace gated;
 
 // ---- reference
-// <<< from kernels/linear_cross_entropy.h: ignored_target
 // <<< from kernels/linear_cross_entropy.cu: cross_entropy_ref
 
 // ---- yours: losses (N) and dlogits (N,V) are written; logits (N,V), targets (N)
@@ -35,11 +32,6 @@ __global__ void cross_entropy_kernel(float* losses, float* dlogits, const float*
   const float *l = logits + row * V, *four = shared + 4 * (j % 32);
   float* dl = dlogits + row * V;
   const int target = targets[row];
-  if (target == ignored_target) {
-    for (size_t v = j; v < V; v += 128) dl[v] = 0;
-    if (j == 0) losses[row] = 0;
-    return;
-  }
   float m = -INFINITY;
   for (size_t v = j; v < V; v += 128) m = max_of(l[v], m);
   shared[j] = m;
@@ -65,7 +57,7 @@ void exercise(Try& t) {
     Tried& dlogits = t.out("dlogits", N, V).sums(V).ordered_by(order);
     Tried& logits = t.in("logits", N, V, 4);
     std::vector<int> ids(N);
-    for (size_t n = 0; n < N; n++) ids[n] = n == 0 ? -1 : int((n * 37 + V - 1) % V);
+    for (size_t n = 0; n < N; n++) ids[n] = int((n * 37 + V - 1) % V);
     Tried& targets = t.in_as("targets", N, 1, ids);
     t.reference([&](auto real) {
       std::copy(logits(real), logits(real) + N * V, dlogits(real));
