@@ -426,6 +426,7 @@ $(MODELLED): $(BUILD)/model/%.cubin: $(REHEARSAL)/units/%.ptx
 	$(CUDA_HOME)/bin/ptxas -arch=sm_90$(findstring a,$(shell sed -n 's/^\.target sm_[0-9]*//p' $< | head -1)) -lineinfo -o $@ $<
 gpu-model: $(MODELLED) $(REHEARSAL)/train  ## the time of each kernel of a step, computed from its machine code -> results/gpu_model.json
 	@scripts/gpu_model.py --json=results/gpu_model.json $(BUILD)/model $(REHEARSAL)/train
+	@scripts/gpu_model.py --table results/gpu_model.json >results/gpu_model.md
 ptx: $(and $(KERNEL),$(NVCC),$(REHEARSAL)/kernels.ptx)  ## a kernel as nvcc makes it, below the lines of its source: make ptx KERNEL=rmsnorm_forward_kernel
 	@$(if $(NVCC),ptx/show.py "$(KERNEL)" $(KERNEL_UNITS:%=$(REHEARSAL)/units/%.ptx),echo "make ptx: nvcc was not found (CUDA_HOME, the path, /usr/local/cuda*): install CUDA 12 or newer" >&2; exit 1)
 

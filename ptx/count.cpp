@@ -143,6 +143,11 @@ void Counter::copied(unsigned line, const gated::TmaMatrix& m, int32_t x, int32_
   }
 }
 
+void Counter::warp_op(unsigned line, uint32_t warp) {
+  Line& l = lines_of_block_[{line, Space::local}];
+  l.executions++, l.first = std::min<uint64_t>(l.first, warp), l.last = std::max<uint64_t>(l.last, warp + 1);
+}
+
 void Counter::end_block() {
   for (const auto& [key, group] : groups_) finish(unsigned(key >> 40), Space(key >> 36 & 15), group);
   for (const auto& [key, l] : lines_of_block_) {

@@ -10,7 +10,7 @@
 // Accesses are counted by warps, as the hardware makes them (CUDA C++ Best Practices Guide, "Coalesced Access to Global
 // Memory" and "Shared Memory and Memory Banks"): the lanes that come to a line for the n-th time make one access.
 //   sectors     pieces of 32 bytes of global memory that the lanes write, or that no thread of the block has read
-//               before: what has been read is in the first cache
+//               before: what has been read is in L1
 //   wavefronts  turns that the access takes: of shared memory's 32 banks, each of which has one word of 4 bytes a
 //               turn; 8 bytes a lane go by half warps, 16 by quarters, and a word is fetched once for all lanes. Of
 //               global memory one for each line of 128 bytes
@@ -39,10 +39,10 @@ class Counter {
   static bool decides_work(const Kernel& kernel);
   void begin_block(uint64_t block, uint32_t threads);
   void access(const Thread&, Space, uint64_t address, unsigned bytes, bool write, unsigned line);
-  // A copy of a box, and the lines that it reads: they come past the first cache, each time.
+  // A copy of a box, and the lines that it reads: they come past L1, each time.
   void copied(unsigned line, const gated::TmaMatrix&, int32_t x, int32_t y);
-  // An instruction that a warp executes once, or a basic block that its first lane begins.
-  void warp_op(unsigned line) { lines_of_block_[{line, Space::local}].executions++; }
+  // An instruction that a warp of a block executes once, or a basic block that its first lane begins.
+  void warp_op(unsigned line, uint32_t warp);
   void end_block();
   void write() const;
 
@@ -53,7 +53,9 @@ class Counter {
  private:
   struct Line {
     uint64_t executions = 0, bytes = 0, sectors = 0, wavefronts = 0;
-    uint64_t first = ~uint64_t{0}, last = 0;  // of the addresses, in all blocks that ran
+    // Of the addresses, in all blocks that ran; of what warps do, the first one of a block that did, and one more than
+    // the last.
+    uint64_t first = ~uint64_t{0}, last = 0;
     bool write = false;
   };
   using Lines = std::map<std::pair<unsigned, Space>, Line>;

@@ -342,8 +342,9 @@ class Machine : Services {
   void arrive_at_cluster(Thread&, unsigned line) override;
   void wait_for_cluster(Thread&, unsigned line) override;
   void meet(Thread&, WarpOp, uint32_t mask, void* record, unsigned line) override;
+  uint32_t warp_of(const Thread& t) const { return t.warp % (warps_ / ranks_); }  // of its block
   void pass(unsigned line) override {
-    if (counter_) counter_->warp_op(line);
+    if (counter_) counter_->warp_op(line, warp_of(running_->thread));
   }
   void watch(Thread&, Space, uint64_t address, unsigned bytes, bool write, unsigned line) override;
   void copy_async(Thread&, uint64_t to, uint64_t from, uint32_t bytes, unsigned line) override;
@@ -645,7 +646,7 @@ void Machine::suspend() {
 //      (PTX ISA 9.7.13.1: bar.sync is barrier.sync.aligned)
 
 void Machine::barrier(Thread& t, uint32_t number, unsigned line) {
-  if (counter_ && t.lane == 0) counter_->warp_op(line);
+  if (counter_ && t.lane == 0) counter_->warp_op(line, warp_of(t));
   Fiber& f = fiber_of(t);
   f.state = Fiber::at_barrier, f.barrier = number, f.line = line;
   suspend();
@@ -784,7 +785,9 @@ bool Machine::complete(Fiber& f) {
     refuse(f.thread, who.c_str(), f.line);
   }
   // (A product is made at its wait, and counted where it was asked for.)
-  if (counter_) counter_->warp_op(f.op == WarpOp::wgmma ? static_cast<const Fiber::Product*>(f.record)->line : f.line);
+  if (counter_)
+    counter_->warp_op(f.op == WarpOp::wgmma ? static_cast<const Fiber::Product*>(f.record)->line : f.line,
+                      warp_of(f.thread));
   switch (f.op) {
     case WarpOp::sync:
       if (!others) warp_epochs_[warp]++, warp_times_[warp] = time_++;

@@ -35,8 +35,8 @@ def listing(text, name):
         place = ""
         for code, said in kernel.lines:
             if code == "AT":
-                place = said
-                yield place, None
+                if (here := " in ".join(said.split(" in ")[:2])) != place:
+                    yield (place := here), None
             elif code == "DECLARE":
                 kind, names = said
                 yield place, f"    .reg .{kind} {names[0]}{f' to {names[-1]}' if names[1:] else ''}"

@@ -462,6 +462,7 @@ class Kernel:
     def __init__(self, name, parameters, most_threads, shared, files):
         self.name, self.most_threads, self.files = name, most_threads, files
         self.registers, self.lines, self.computed, self.is_arithmetic = {}, [], set(), False
+        self.places = {}        # of the source, each with its callers, by .loc's numbers
         self.unknown = []       # what is refused, and where
         self.symbols = {}       # variables: their space and address
         self.parameters = []    # offset and bytes
@@ -677,11 +678,14 @@ class Kernel:
                 raise Unknown(text)
             self.symbols[name] = "local", 0
             self.local_bytes, self.local_alignment = size, alignment
-        elif found := re.fullmatch(r"\.loc\s+(\d+) (\d+) \d+(.*)", text):
-            at = re.search(r"inlined_at (\d+) (\d+)", found[3])
+        elif found := re.fullmatch(r"\.loc\s+(\d+) (\d+) (\d+)(.*)", text):
+            at = re.search(r"inlined_at (\d+ \d+ \d+)", found[4])
             where = f"{self.files.get(found[1], '?')}:{found[2]}"
-            if at:
-                where += f" in {self.files.get(at[1], '?')}:{at[2]}"
+            if at:  # (what calls itself stands in the machine code's lines once)
+                callers = self.places.get(at[1], "?").split(" in ")
+                begin = callers.index(where) + 1 if where in callers else 0
+                where = " in ".join([where, *callers[begin:]])
+            self.places[" ".join(found.groups()[:3])] = where
             if found[2] != "0" and (not self.lines or self.lines[-1] != ("AT", where)):
                 self.lines.append(("AT", where))
         elif text.startswith(".pragma"):

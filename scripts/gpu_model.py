@@ -9,19 +9,18 @@ What is known of a launch, and from where:
   accesses     how often each line of PTX runs, sectors, turns of banks: six blocks of each launch, run on the CPU
                (ptx/count.h)
   slots        instructions, loops and pipes: ptxas' machine code for sm_90 (scripts/sass.py). How often a block of
-               instructions runs is known from the accesses in it, which stand on the same line of the source in PTX and
-               in machine code
-               A block without an access is taken to run as often as its neighbours, outside of loops once: of
-               alternatives, too much. (?) stands where that is more than 40 % of the slots
+               instructions runs is known from its accesses and its lines: machine code and PTX name the same ones, with
+               the lines that called them
   occupancy    registers and shared memory: cuobjdump, CUDA's rules
 
 Each resource gives a time that the launch cannot be shorter than:
 
   issue        slots of the four schedulers of a multiprocessor
   tensor, wgmma, fma, integer, mufu, fp64   cycles of a pipe
-  L1           turns of shared memory and of the first cache
-  latency      one warp alone, instruction by instruction, times the waves of blocks
+  L1           turns of shared memory and of L1
+  latency      the slowest warp of a block alone, instruction by instruction, times the waves of blocks
   L2, memory   bytes of all sectors, those of TMA's boxes at a rate of their own; bytes of each array once
+               where it is read and once where it is written
   launch       the gap between two kernels
 
 The busiest multiprocessor counts: blocks are whole. The prediction is (sum of t^p)^(1/p) over these times: what is near
@@ -36,7 +35,7 @@ usage: scripts/gpu_model.py [--json=FILE] [--only=TEXT] FOLDER TRAIN
   --json       everything, to a file
   --only       the models with this in their names
   --calibrate  FOLDER has kernels of others as cubins; prints predicted and published
-  --table      the tables of such a file, as docs/gpu_model.md has them
+  --table      the tables of such a file, as results/gpu_model.md has them
   --measured   with a column of what scripts/gpu_profile.py has measured
 """
 import glob
@@ -46,7 +45,7 @@ import os
 import re
 import subprocess
 import tempfile
-from collections import defaultdict
+from collections import Counter, defaultdict
 
 import gpu_calibration
 import sass
@@ -107,73 +106,78 @@ def times_of(blocks, warps, at_once, pipes, turns, alone, l2_bytes, box_bytes, m
 # ---- how often each block of instructions runs
 
 def executions(function, counted, ran={}):
-    """For each block of a function how often a warp runs it, from how often it runs accesses: `counted` has that by
-    kind and line. And the blocks of which that is unknown; they are taken to run once.
+    """For each block of a function how often a warp runs it. `counted` has how often it runs accesses, by kind and line
+    of the source; `ran` how often it runs lines, after a 2, or a 3 where that is a mean over blocks of PTX. What is
+    known of a block, the first that there is:
 
-    Accesses of one kind on one line are taken to run equally often where they stand in the same loop. Where one line
-    stands in several loops, those in the innermost take what is left when the others have run once. Accesses whose
-    lines do not meet, as ptxas names another of those that were inlined into each other, share what is left of their
-    kind; where nothing is, they do not run.
-    `ran` has lines that run equally often wherever they stand in the PTX: they tell of a block that alone has them.
+    0   accesses whose line stands in one loop. Accesses of one kind on one line run equally often
+    1   accesses whose line stands in several loops, as where ptxas has unrolled one: those in the innermost have what
+        is left when the others have run once
+    2   lines of its instructions that stand in one block of PTX, or in several that run equally often
+    3   the other lines
+    4   accesses whose lines do not meet, as ptxas names any of those around a wgmma: they share what is left
+        the block before it
+
+    The middle one counts where these disagree. ptxas adds functions behind a kernel's own code: they run as often as
+    they are called, and those for what a division or a root seldom needs, denormals or infinities, never.
     """
-    sites = defaultdict(list)  # of a kind on a line: blocks, once for each site
+    sites, found = defaultdict(list), defaultdict(list)
     for n, block in enumerate(function.blocks):
         for i in block.instructions:
             if i.guard != "PT" and (kind := sass.kind_of(i.opcode, 1)):  # (@!PT never runs)
                 sites[kind, i.line if (kind, i.line) in counted else None].append(n)
+            if i.line in ran:
+                found[n].append(ran[i.line])
     left = defaultdict(float)
     for (kind, line), times in counted.items():
         left[kind] += times if (kind, line) not in sites else 0
-    found = defaultdict(list)
     for (kind, line), where in sites.items():
-        all_of_them = counted[kind, line] if line is not None else left[kind]
-        deepest = max(len(function.blocks[n].loops) for n in where)
-        inside = [n for n in where if len(function.blocks[n].loops) == deepest]
-        unsure = 2 if line is None else int(len({function.blocks[n].loops for n in where}) > 1)
-        outside = len(where) - len(inside) if line is not None else 0
-        for n in inside if line is not None else where:
-            found[n].append((unsure, max(all_of_them - outside, 0) / (len(inside) if line is not None else len(where))))
-    times = {}
-    for n, estimates in found.items():
-        sure = sorted(t for unsure, t in estimates if unsure == min(estimates)[0])
-        times[n] = sure[len(sure) // 2]
-    blocks_of, sure = defaultdict(set), {n for n in found if min(found[n])[0] == 0}
-    for n, block in enumerate(function.blocks):
-        for i in block.instructions:
-            blocks_of[i.line].add(n)
-    for n, block in enumerate(function.blocks):
-        known = sorted(ran[i.line] for i in block.instructions if i.line in ran and len(blocks_of[i.line]) == 1)
-        if n not in sure and len(known) * 10 >= len(block.instructions):
-            times[n] = known[len(known) // 2]
-    # A block of which nothing is known runs as often as the rarer of its neighbours in the same loop that have
-    # accesses, less often perhaps where each block before it can also go elsewhere in that loop; outside of loops once,
-    # but not behind blocks alone that do not run.
-    unsure, after = set(), defaultdict(set)
-    for n, block in enumerate(function.blocks):
-        for before in block.before:
-            after[before].add(n)
-    for n, block in enumerate(function.blocks):
-        if n in times:
+        if line is None:
+            for n in where:
+                found[n].append((4, left[kind] / len(where)))
             continue
-        near = [next((m for m in where if m in found and function.blocks[m].loops == block.loops), None)
-                for where in (range(n - 1, -1, -1), range(n + 1, len(function.blocks)))] if block.loops else []
-        near = [times[m] for m in near if m is not None]
-        if near:
-            times[n] = min(near)
-            if all(any(function.blocks[m].loops == block.loops for m in after[b] - {n}) for b in block.before):
-                unsure.add(n)
-        elif block.before and all(times.get(m) == 0 for m in block.before):
+        loops = {function.blocks[n].loops for n in where}
+        inside = [n for n in where if len(function.blocks[n].loops) == max(map(len, loops))]
+        outside = len(where) - len(inside)
+        each = min(1, counted[kind, line] / outside) if outside else 0
+        for n in where:
+            times = (counted[kind, line] - each * outside) / len(inside) if n in inside else each
+            found[n].append((int(len(loops) > 1), times))
+    times = []
+    for n in range(len(function.blocks)):
+        best = sorted(t for rank, t in found[n] if rank == min(found[n])[0]) or times[-1:] or [1]
+        times.append(best[len(best) // 2])
+    for first, end, callers, seldom in function.called:
+        for n in callers if seldom else ():
             times[n] = 0
-        else:
-            times[n] = 1
-            unsure.add(n)
-    return times, unsure
+        for n in range(first, end):
+            times[n] = sum(times[caller] for caller in callers)
+    return times
 
 
-def work_of(function, counted, ran={}):
-    """Of one warp: slots and pipes' cycles, cycles alone, and the innermost loop with the most slots."""
-    times, unsure = executions(function, counted, ran)
-    pipes, alone, slots, members = defaultdict(float), 0.0, defaultdict(float), defaultdict(list)
+def cycles_alone(function, times):
+    """Of a warp that runs each block so often. What a loop runs in most of its rounds goes round as one piece, the rest
+    by itself; the rounds are those of its block with most slots."""
+    alone, in_bodies, members = 0.0, set(), defaultdict(list)
+    for n, block in enumerate(function.blocks):
+        for loop in block.loops[-1:]:
+            members[loop].append(n)
+    for blocks in members.values():
+        rounds = max((times[n] * len(function.blocks[n].instructions), times[n]) for n in blocks)[1]
+        body = [n for n in blocks if times[n] > rounds / 2]
+        in_bodies.update(body)
+        alone += rounds * sass.cycles_alone([i for n in body for i in function.blocks[n].instructions])
+    for n, block in enumerate(function.blocks):
+        if n not in in_bodies and times[n] > 0:
+            alone += times[n] * sass.Warp().run(block.instructions)
+    return alone
+
+
+def work_of(function, counted, ran={}, warps=1, who={}):
+    """Of an average one of a block's warps slots and pipes' cycles; of the slowest cycles alone; and the innermost loop
+    with the most slots. `who` has the warps that run a line: the first, and one more than the last."""
+    times = executions(function, counted, ran)
+    pipes, slots, runners = defaultdict(float), defaultdict(float), []
     for n, block in enumerate(function.blocks):
         for i in block.instructions:
             pipe, cycles = i.pipe
@@ -181,17 +185,11 @@ def work_of(function, counted, ran={}):
             pipes[pipe] += times[n] * cycles
         for loop in block.loops[-1:]:
             slots[loop] += times[n] * len(block.instructions)
-            members[loop].append(n)
-    # What a loop runs in most of its rounds goes round as one piece, the rest by itself.
-    in_bodies = set()
-    for blocks in members.values():
-        rounds = max(times[n] for n in blocks)
-        body = [n for n in blocks if times[n] > rounds / 2]
-        in_bodies.update(body)
-        alone += rounds * sass.cycles_alone([i for n in body for i in function.blocks[n].instructions])
-    for n, block in enumerate(function.blocks):
-        if n not in in_bodies and times[n] > 0:
-            alone += times[n] * sass.Warp().run(block.instructions)
+        known = Counter(who[i.line] for i in block.instructions if i.line in who)
+        runners.append(known.most_common(1)[0][0] if known else (0, warps))
+    alone = max(cycles_alone(function, [t * warps / (last - first) if first <= warp < last else 0
+                                        for t, (first, last) in zip(times, runners)])
+                for warp in {first for first, _ in runners})
     loop = {}
     if slots:  # a round of the outermost loop around what takes most, with the rounds of the loops inside
         main = max(slots, key=slots.get)
@@ -202,8 +200,7 @@ def work_of(function, counted, ran={}):
         ran = [(t / rounds, i) for t, block in inside for i in block.instructions]
         loop = {"slots": sum(t for t, _ in ran), "mma": sum(t for t, i in ran if i.pipe[0] in ("tensor", "wgmma")),
                 "share": sum(t for t, _ in ran) * rounds / pipes["issue"]}
-    unknown = sum(times[n] * len(function.blocks[n].instructions) for n in unsure) / pipes["issue"]
-    return pipes, alone, loop, unknown
+    return pipes, alone, loop
 
 
 # ---- what was counted
@@ -222,10 +219,10 @@ def annotated(path):
         if code.strip():
             opcode = re.sub(r"^@!?%\w+\s+", "", comment).split(" ")[0]
             columns = re.search(r"m64n(\d+)k16", opcode)
-            lines[number] = (sass.kind_of(opcode, 2), source, int(columns[1]) if columns else 0)
+            lines[number] = (sass.kind_of(opcode, 2), source, int(columns[1]) if columns else 0, begun)
             blocks[source].add(begun)
         else:
-            source = comment.split(" in ")[0]
+            source = comment
     return lines, blocks
 
 
@@ -294,13 +291,19 @@ def predict(launch, function, resources):
     blocks = math.prod(launch["grid"])
     threads = math.prod(launch["block"])
     warps = -(-threads // 32)
-    counted, turns, ranges, sectors, boxes = defaultdict(float), 0, [], 0, 0
+    counted, turns, ranges, sectors, boxes = defaultdict(float), 0, ([], []), 0, 0
     lines, blocks_of = annotated(launch["file"])
     begun = {0: 1} | {line[0]: line[3] / launch["sampled"] / warps for line in launch["lines"] if line[1] == "warp"}
-    ran = {source: begun.get(min(which), 0) for source, which in blocks_of.items()
-           if len({begun.get(block, 0) for block in which}) == 1}
+    by = {0: (0, warps)} | {line[0]: line[7:] for line in launch["lines"] if line[1] == "warp"}
+    ran = {source: [begun.get(block, 0) for block in which] for source, which in blocks_of.items()}
+    ran = {source: (2 if len(set(r)) == 1 else 3, sum(r) / len(r)) for source, r in ran.items()}
+    who = {source: (min(by[block][0] for block in which & by.keys()), max(by[block][1] for block in which & by.keys()))
+           for source, which in blocks_of.items() if which & by.keys()}
+    for kind, source, _, block in lines.values():
+        if kind != "wgmma":  # (what never ran was not counted)
+            counted[kind, source] += begun.get(block, 0) if kind == "division" else 0
     for number, space, write, runs, _, line_sectors, line_turns, first, last in launch["lines"]:
-        kind, source, columns = lines.get(number, (None, "", 0))
+        kind, source, columns, _ = lines.get(number, (None, "", 0, 0))
         if (space == "warp" or kind not in ("ldmatrix", "async", "barrier", "mma", "wgmma", "shuffle") or
                 (kind == "async" and space == "global")):
             # (ptxas names any of the lines around a wgmma: those of a kernel share what was counted)
@@ -312,11 +315,11 @@ def predict(launch, function, resources):
             moved = line_sectors * 32 / launch["sampled"] * blocks
             sectors += moved
             boxes += moved if kind == "box" else 0
-            ranges.append((first, last, moved))
+            ranges[write].append((first, last, moved))
     shared = resources.shared + launch["dynamic"]
     at_once = sass.blocks_at_once(resources.registers, threads, shared)
-    pipes, alone, loop, unknown = work_of(function, counted, ran)
-    memory = sum(min(span, moved) for span, moved in union(ranges))
+    pipes, alone, loop = work_of(function, counted, ran, warps, who)
+    memory = sum(min(span, moved) for read_or_written in ranges for span, moved in union(read_or_written))
     terms = times_of(blocks, warps, at_once, {p: c * warps for p, c in pipes.items()}, turns, alone, sectors - boxes,
                      boxes, memory)
     bank = sum(l[6] for l in launch["lines"] if l[1] == "shared")
@@ -324,8 +327,8 @@ def predict(launch, function, resources):
     return {"launches": launch["times"], "grid": launch["grid"], "threads": threads, "registers": resources.registers,
             "shared": shared, "spilled": resources.stack, "blocks at once": at_once, "warps at once": at_once * warps,
             "waves": blocks / (C["multiprocessors"] * max(at_once, 1)), "loop": loop,
-            "slots of unknown blocks": unknown, "slots a warp": pipes["issue"], "L2 bytes": sectors, "of boxes": boxes,
-            "memory bytes": memory, "turns of banks over the least": bank / least if least else None,
+            "slots a warp": pipes["issue"], "L2 bytes": sectors, "of boxes": boxes, "memory bytes": memory,
+            "turns of banks over the least": bank / least if least else None,
             "terms": terms, "bound by": max(terms, key=terms.get), "seconds": combined(terms)}
 
 
@@ -335,7 +338,7 @@ def model(folder, launches):
         here = sass.resources(cubin)
         if wanted & here.keys():
             resources |= here
-            code |= {f.name: f for f in sass.disassembled(cubin, ROOT) if f.name in wanted}
+            code |= {f.name: f for f in sass.disassembled(cubin) if f.name in wanted}
     if missing := wanted - code.keys():
         refuse(f"{min(missing)}: in none of {folder}/*.cubin: they are of another build")
     rows = [{"kernel": launch["kernel"]} | predict(launch, code[launch["kernel"]], resources[launch["kernel"]])
@@ -365,7 +368,7 @@ def calibrate(folder):
     for (cubin, text, what, source, operations, published, blocks, threads, shared, opcode, of_one, turns,
          fitted) in gpu_calibration.ROWS:
         path = os.path.join(folder, cubin)
-        function = next(f for f in sass.disassembled(path, ROOT) if text in f.name)
+        function = next(f for f in sass.disassembled(path) if text in f.name)
         resources = sass.resources(path)[function.name]
         bodies = [[i for b in function.blocks if n in b.loops for i in b.instructions]
                   for n in range(len(function.loops))]
@@ -437,8 +440,7 @@ def table(rows, profile=None, least=0.005):
         lines.append(f"| {row['kernel'].split('(')[0]} | {row['launches']} | "
                      f"{'·'.join(map(str, row['grid']))} × {row['threads']} | {row['waves']:.2f} | "
                      f"{row['warps at once']} | {row['registers']} | {slots} | "
-                     f"{bound}{' (?)' if row['slots of unknown blocks'] > 0.4 else ''} | "
-                     f"{row['seconds'] * 1e6:.0f} | {seconds(row) * 1e3:.2f} |" + of_measured(row))
+                     f"{bound} | {row['seconds'] * 1e6:.0f} | {seconds(row) * 1e3:.2f} |" + of_measured(row))
     lines.append(f"| {len(small)} others | {sum(row['launches'] for row in small)} | | | | | | | | "
                  f"{sum(map(seconds, small)) * 1e3:.2f} |" + of_measured(*small))
     longest = sum(row["terms"][row["bound by"]] * row["launches"] for row in rows)
@@ -464,10 +466,18 @@ def errors(rows, profile):
     return "\n".join(lines)
 
 
+PAGE = """# Kernels of a step, computed
+
+`make gpu-model` writes this page, from machine code and without a GPU: [what it knows, and how far it can be
+trusted](../docs/gpu_model.md). "Each" is one launch; `slots/mma` are those of a round of the main loop. With experts
+all tokens are number 0, so that the same eight have every token: as many rows as if they were spread, in fewer tiles
+that are not full."""
+
+
 def page(models, profiles={}):
-    return "\n\n".join(f"### {name}\n\n{table(rows, profiles.get(name))}" +
-                       (f"\n\n{errors(rows, profiles[name])}" if name in profiles else "")
-                       for name, rows in models.items())
+    return "\n\n".join([PAGE] + [f"## {name}\n\n{table(rows, profiles.get(name))}" +
+                                 (f"\n\n{errors(rows, profiles[name])}" if name in profiles else "")
+                                 for name, rows in models.items()])
 
 
 def main():
@@ -497,7 +507,7 @@ def main():
         if arguments.only not in name:
             continue
         rows = model(arguments.folder, launches_of(arguments.train, flags, runs))
-        print(page({name: rows}), flush=True)
+        print(table(rows), flush=True)
         result[name] = rows
     if arguments.json:
         write_whole(arguments.json, json.dumps({"device": "computed, no GPU", "constants": CONSTANTS, "models": result},

@@ -43,6 +43,7 @@ ANCHORS = [
     ("read shared", r"LDS\b", r"ld\.(volatile\.)?shared"),
     ("write shared", r"STS", r"st\.shared"),
     ("atomic", r"ATOM|RED", r"(atom|red)\."),
+    ("division", r"CALL.*_(div|rem)_u64", r"(div|rem)\.u64"),
 ]
 
 
@@ -56,7 +57,7 @@ class Instruction(NamedTuple):
     opcode: str
     guard: str  # the predicate that it waits for, as "P0"; "" where it always runs
     text: str
-    line: str  # of the source, as "kernels/rope.cu:31"; "" where nobody says
+    line: str  # of the source, as "core/math.cuh:31 in kernels/rope.cu:40", its callers behind it; "" where nobody says
 
     @property
     def pipe(self):
@@ -68,68 +69,74 @@ class Instruction(NamedTuple):
 class Block(NamedTuple):
     instructions: list
     loops: tuple  # the loops around it, outermost first: numbers into Function.loops
-    before: list  # the numbers of the blocks that go on to it, without those that call it
+
+
+class Called(NamedTuple):
+    """A function that ptxas has added behind the kernel's own code."""
+    first: int  # block
+    end: int  # the block behind its last
+    callers: list  # blocks
+    seldom: bool  # whether it is for what a division or a root seldom needs: denormals, infinities
 
 
 class Function(NamedTuple):
     name: str
     blocks: list
     loops: list  # (first, last) address of each
+    called: list
 
 
 INSTRUCTION = re.compile(r"^\s*/\*([0-9a-f]+)\*/\s+(?:@!?(U?P\w+)\s+)?([A-Z][\w.]*)\s*(.*?);")
-SOURCE = re.compile(r'^\s*//## File "(.*?)", line (\d+)')
+SOURCE = re.compile(r'^\s*//## File "(?:[^"]*/\./)?([^"]*)", line (\d+)( inlined at)?')
 
 
-def functions(text, root=""):
-    """Those of nvdisasm -c -g. A loop is what stands between a jump back and where it goes."""
+def functions(text):
+    """Those of nvdisasm -c -gi. A loop is what stands between a jump back and where it goes."""
     for section in re.split(r"^//-+ \.text\.", text, flags=re.MULTILINE)[1:]:
         name = section.split(" ", 1)[0]
-        instructions, labels, line, at_next = [], {}, "", []
+        instructions, labels, line, inlined, at_next = [], {}, "", None, []
         for row in section.splitlines():
             if (source := SOURCE.match(row)):
-                line = f"{os.path.relpath(source[1], root) if root else source[1]}:{source[2]}"
+                place = f"{source[1]}:{source[2]}"
+                line, inlined = f"{line} in {place}" if inlined else place, source[3]
             elif (label := re.match(r"^(\.L_x_\d+|\$[\w$]+):", row)):
                 at_next.append(label[1])
             elif (found := INSTRUCTION.match(row)):
                 address = int(found[1], 16)
                 labels.update((l, address) for l in at_next)
                 at_next = []
-                instructions.append(Instruction(address, found[3], found[2] or "", found[4], line))
+                opcode = " ".join(found.group(3, 4)) if found[3].startswith("CALL") else found[3]
+                instructions.append(Instruction(address, opcode, found[2] or "", found[4], line))
         while instructions and instructions[-1].opcode == "NOP":
             instructions.pop()
         yield cut(name, instructions, labels)
 
 
 def cut(name, instructions, labels):
-    def target(i):
-        found = re.search(r"`\((\.L_x_\d+)\)", i.text)
-        return labels.get(found[1]) if found and i.opcode.startswith(("BRA", "JMP")) else None
+    def target(i, opcodes):
+        found = re.search(r"`\((.+?)\)", i.text)
+        return labels.get(found[1]) if found and i.opcode.startswith(opcodes) else None
     loops = {}
     for i in instructions:
-        t = target(i)
+        t = target(i, ("BRA", "JMP"))
         if t is not None and t < i.address:
             loops[t] = max(loops.get(t, 0), i.address)  # two jumps back to one place are one loop
     loops = sorted(loops.items(), key=lambda loop: (loop[0], -loop[1]))
     begins = set(labels.values()) | {first for first, _ in loops}
     begins |= {b.address for a, b in zip(instructions, instructions[1:])
                if a.opcode.startswith(("BRA", "EXIT", "RET", "JMP"))}
-    blocks = []
+    blocks, callers = [], {}
     for i in instructions:
         if not blocks or i.address in begins:
             inside = tuple(n for n, (first, last) in enumerate(loops) if first <= i.address <= last)
-            blocks.append(Block([], inside, []))
+            blocks.append(Block([], inside))
         blocks[-1].instructions.append(i)
+        callers.setdefault(target(i, "CALL"), []).append(len(blocks) - 1)
     number = {block.instructions[0].address: n for n, block in enumerate(blocks)}
-    for n, block in enumerate(blocks):
-        last = block.instructions[-1]
-        if (to := number.get(target(last))) is not None:
-            blocks[to].before.append(n)
-        always = not last.guard and (last.opcode.startswith(("EXIT", "RET")) or
-                                     last.opcode in ("BRA", "JMP") and last.text.startswith("`"))
-        if not always and n + 1 < len(blocks):
-            blocks[n + 1].before.append(n)
-    return Function(name, blocks, loops)
+    own = sorted((number[at], label) for label, at in labels.items() if at in callers)
+    called = [Called(first, end, callers[blocks[first].instructions[0].address], "slowpath" in label)
+              for (first, label), (end, _) in zip(own, own[1:] + [(len(blocks), "")])]
+    return Function(name, blocks, loops, called)
 
 
 def tool(name):
@@ -144,9 +151,9 @@ def tool(name):
     return None
 
 
-def disassembled(cubin, root):
-    return list(functions(subprocess.run([tool("nvdisasm"), "-c", "-g", cubin], capture_output=True, text=True,
-                                         check=True).stdout, root))
+def disassembled(cubin):
+    return list(functions(subprocess.run([tool("nvdisasm"), "-c", "-gi", cubin], capture_output=True, text=True,
+                                         check=True).stdout))
 
 
 class Resources(NamedTuple):

@@ -5,34 +5,40 @@ using namespace gated;
 
 namespace {
 
-// Of one kernel: four instructions before a loop, six in it, four behind it.
+// Of one kernel: four instructions before a loop, six in it, four behind it; then two functions of ptxas' own.
 const char* const listing = R"(
 //--------------------- .text.k --------------------------
 	.section	.text.k,"ax",@progbits
 .text.k:
-	//## File "/src/kernels/a.cu", line 3
+	//## File "/src/./kernels/a.cu", line 3
         /*0000*/                   LDC R1, c[0x0][0x28] ;
-        /*0010*/                   S2R R2, SR_TID.X ;
+	//## File "/src/./kernels/a.cu", line 5
+        /*0010*/                   LDG.E R2, desc[UR4][R6.64] ;
         /*0020*/              @!P0 BRA `(.L_x_0) ;
-        /*0030*/                   IMAD.WIDE R4, R2, 0x4, R6 ;
+        /*0030*/                   CALL.REL.NOINC `($__internal_1_$__cuda_sm20_div_u64) ;
 .L_x_1:
-	//## File "/src/kernels/a.cu", line 5
+	//## File "/src/./kernels/a.cu", line 5
         /*0040*/                   LDG.E R8, desc[UR4][R4.64] ;
         /*0050*/                   FFMA R9, R8, R8, R9 ;
-	//## File "/src/kernels/a.cu", line 6
+	//## File "/src/./core/b.cuh", line 2 inlined at "/src/./kernels/a.cu", line 6
+	//## File "/src/./kernels/a.cu", line 6
         /*0060*/                   MUFU.EX2 R10, R9 ;
         /*0070*/                   HMMA.16816.F32.BF16 R12, R16, R20, R12 ;
         /*0080*/                   ISETP.GE.AND P0, PT, R8, R1, PT ;
         /*0090*/              @!P0 BRA `(.L_x_1) ;
 .L_x_0:
-	//## File "/src/kernels/a.cu", line 8
+	//## File "/src/./kernels/a.cu", line 8
         /*00a0*/                   STG.E desc[UR4][R4.64], R9 ;
         /*00b0*/               @P1 EXIT ;
-        /*00c0*/                   FADD R9, R9, R9 ;
+        /*00c0*/                   CALL.REL.NOINC `($__internal_0_$__cuda_sm3x_div_rn_noftz_f32_slowpath) ;
         /*00d0*/                   EXIT ;
+$__internal_0_$__cuda_sm3x_div_rn_noftz_f32_slowpath:
+        /*00e0*/                   RET.REL.NODEC R2 `(k) ;
+$__internal_1_$__cuda_sm20_div_u64:
+        /*00f0*/                   RET.REL.NODEC R2 `(k) ;
 .L_x_2:
-        /*00e0*/                   BRA `(.L_x_2);
-        /*00f0*/                   NOP;
+        /*0100*/                   BRA `(.L_x_2);
+        /*0110*/                   NOP;
 )";
 
 }  // namespace
@@ -42,34 +48,44 @@ TEST_CASE("gpu_model: machine code, its loops and their trips", "[scripts]") {
   f.write("a.sass", listing);
   REQUIRE(f.python(R"(
 import gpu_model, sass
-[k] = sass.functions(open("a.sass").read(), "/src")
+[k] = sass.functions(open("a.sass").read())
 print(k.name, [(hex(a), hex(b)) for a, b in k.loops])
-print([(len(b.instructions), b.loops, b.before) for b in k.blocks])
+print([(len(b.instructions), b.loops) for b in k.blocks], [tuple(called) for called in k.called])
 body = [i for b in k.blocks if b.loops == (0,) for i in b.instructions]
-print([i.opcode for i in body], body[0].line, body[-1].guard, [body[0].guard])
+print([i.opcode for i in body], body[0].line, body[-1].line, body[-1].guard, [body[0].guard])
 print([i.pipe for i in body])
 # alone: 570 for the read, 4 for the FFMA; MUFU, HMMA and ISETP a cycle apart, 5 for the predicate, 1 to begin again
 print(sass.cycles_alone(body))
-counted = {("read", "kernels/a.cu:5"): 10, ("write", "kernels/a.cu:8"): 1}
-times, unsure = gpu_model.executions(k, counted)
-print([times[n] for n in range(len(k.blocks))], unsure)
-never = {("read", "kernels/a.cu:5"): 0, ("write", "kernels/a.cu:8"): 0}
-print([gpu_model.executions(k, never)[0][n] for n in range(len(k.blocks))])
-# where no access is known, a line tells of the block that alone has it; line 8 stands in three
-print([gpu_model.executions(k, {}, {"kernels/a.cu:6": 7, "kernels/a.cu:8": 9})[0][n] for n in range(len(k.blocks))])
+# line 5 is read before the loop, too; what calls a slow path is taken not to run
+counted = {("read", "kernels/a.cu:5"): 11, ("write", "kernels/a.cu:8"): 3}
+print(gpu_model.executions(k, counted))
+print(gpu_model.executions(k, {("read", "kernels/a.cu:5"): 0, ("write", "kernels/a.cu:8"): 0}))
+# where no access is known, lines tell, and callers of a function
+inlined = "core/b.cuh:2 in kernels/a.cu:6"
+ran = {"kernels/a.cu:3": (3, 1), "kernels/a.cu:5": (2, 4), inlined: (2, 7), "kernels/a.cu:8": (3, 9)}
+print(gpu_model.executions(k, {}, ran))
+# accesses whose lines do not meet share what is left
+print(gpu_model.executions(k, {("read", "elsewhere:1"): 12}))
 print(sass.Instruction(0, "HGMMA.64x256x16.F32.BF16", "", "", "").pipe, sass.kind_of("HGMMA.64x256x16.F32.BF16", 1))
-pipes, alone, loop, _ = gpu_model.work_of(k, counted)
+pipes, alone, loop = gpu_model.work_of(k, counted)
+# alone: of two warps the second runs the loop, twice as often as the average
+print([round(gpu_model.work_of(k, counted, {}, 2, {inlined: (1, 2)})[1] - gpu_model.cycles_alone(k, times))
+       for times in ([1, 0, 20, 3, 0, 0, 0, 0], [1, 0, 10, 3, 0, 0, 0, 0])])
 print({p: pipes[p] for p in ("issue", "tensor", "mufu", "fma", "memory")}, loop["slots"], loop["mma"])
 )") == "k [('0x40', '0x90')]\n"
-       "[(3, (), []), (1, (), [0]), (6, (0,), [1, 2]), (2, (), [0, 2]), (2, (), [3]), (1, (), [5])]\n"
-       "['LDG.E', 'FFMA', 'MUFU.EX2', 'HMMA.16816.F32.BF16', 'ISETP.GE.AND', 'BRA'] kernels/a.cu:5 P0 ['']\n"
+       "[(3, ()), (1, ()), (6, (0,)), (2, ()), (2, ()), (1, ()), (1, ()), (1, ())] "
+       "[(5, 6, [4], True), (6, 8, [1], False)]\n"
+       "['LDG.E', 'FFMA', 'MUFU.EX2', 'HMMA.16816.F32.BF16', 'ISETP.GE.AND', 'BRA'] kernels/a.cu:5 "
+       "core/b.cuh:2 in kernels/a.cu:6 P0 ['']\n"
        "[('memory', 0), ('fma', 1), ('mufu', 8), ('tensor', 8), ('integer', 2), ('control', 1)]\n"
        "582.0\n"
-       "[1, 1, 10.0, 1.0, 1, 1] {0, 1, 4, 5}\n"
-       "[1, 1, 0.0, 0.0, 0, 1]\n"
-       "[1, 1, 7, 0.0, 0, 1]\n"
+       "[1, 0.0, 10.0, 3.0, 0, 0, 0.0, 0.0]\n"
+       "[0.0, 0.0, 0.0, 0.0, 0, 0, 0.0, 0.0]\n"
+       "[4, 4, 7, 9, 0, 0, 4, 4]\n"
+       "[6.0, 0.0, 6.0, 0.0, 0, 0, 0.0, 0.0]\n"
        "('wgmma', 128.0) wgmma\n"
-       "{'issue': 69.0, 'tensor': 80.0, 'mufu': 80.0, 'fma': 13.0, 'memory': 0.0} 6.0 1.0\n");
+       "[0, 5820]\n"
+       "{'issue': 69.0, 'tensor': 80.0, 'mufu': 80.0, 'fma': 10.0, 'memory': 0.0} 6.0 1.0\n");
 }
 
 TEST_CASE("gpu_model: occupancy as CUDA's rules have it", "[scripts]") {
@@ -145,12 +161,18 @@ print([round(1e6 * t) for t in m.measured_beside(rows, profile)],
   refused("no GPU answers here: nvidia-smi: the driver is asleep");
 }
 
-TEST_CASE("gpu_model: the page has the table of the results", "[scripts]") {
+TEST_CASE("gpu_model: pages have what the results say", "[scripts]") {
   const Folder f;
-  const std::string table = f.done(
-      "{repo}/scripts/gpu_model.py --measured={repo}/results/gpu_profile.json --table {repo}/results/gpu_model.json");
-  REQUIRE(count(table, "| all, *computed* |") >= 1);
-  REQUIRE(contains(contents("docs/gpu_model.md"), table));
+  const std::string page = f.done("{repo}/scripts/gpu_model.py --table {repo}/results/gpu_model.json");
+  REQUIRE(count(page, "| all, *computed* |") == 4);
+  REQUIRE(contents("results/gpu_model.md") == page);
+  const std::string beside = f.done(
+      "{repo}/scripts/gpu_model.py --measured={repo}/results/gpu_profile.json --table "
+      "{repo}/results/gpu_model.60a8034.json");
+  size_t errors = 0;
+  for (const std::string& line : lines_of(beside))
+    if (line.starts_with("Of ")) errors += contains(contents("docs/gpu_model.md"), line);
+  REQUIRE(errors == 4);
 }
 
 // What the kernels of the sort write decides where others read; one of them overwrites what it has read. A product by

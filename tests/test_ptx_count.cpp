@@ -79,7 +79,7 @@ TEST_CASE("ptx count: a launch's blocks, and the file", "[ptx]") {
         if (t.lane < 4) counter.access(t, Space::global, at + 1024, 4, false, 7);
         counter.access(t, Space::shared, 8 * t.lane, 4, true, 9);
       }
-      counter.warp_op(9);
+      counter.warp_op(9, t.warp);
     }
     counter.end_block();
   }
@@ -106,12 +106,12 @@ TEST_CASE("ptx count: a launch's blocks, and the file", "[ptx]") {
   REQUIRE(launch["grid"] == nlohmann::json{100, 1, 1});
   REQUIRE(launch["dynamic"] == 256);
   REQUIRE(launch["static"] == 64);
-  // of four blocks of two warps: runs, bytes, sectors, turns; then the range, of all six
+  // of four blocks of two warps: runs, bytes, sectors, turns; then the range, of all six, or of warps
   using nlohmann::json;
   const uint64_t from = ptx::device_begin;
   REQUIRE(launch["lines"] == json{json{7, "global", 0, 16, 8 * 36 * 4, 4 * 5, 16, from, from + 99 * 4096 + 1040},
                                   json{9, "shared", 1, 8, 8 * 128, 0, 16, 0, 252},
-                                  json{9, "warp", 0, 8, 0, 0, 0, 0, 0}});
+                                  json{9, "warp", 0, 8, 0, 0, 0, 0, 2}});
   std::getline(in, line);
   REQUIRE(nlohmann::json::parse(line)["times"] == 1);
   std::getline(in, line);

@@ -743,7 +743,7 @@ TEST_CASE_METHOD(Folder, "scripts: a kernel is shown as nvcc makes it, below the
     ptx += format(
         ".visible .entry %s(\n\t.param .u64 %s_param_0\n)\n.maxntid 64, 1, 1\n{\n\t.reg .pred %%p<3>;\n"
         "\t.reg .b64 %%rd<2>;\n\n\t.loc 1 2 3\n\tld.param.u64 \t%%rd1, [%s_param_0];\n"
-        "\t.loc 1 3 1, function_name $L__info_string0, inlined_at 1 2 5\n\t@%%p1 bra "
+        "\t.loc 1 3 1, function_name $L__info_string0, inlined_at 1 2 3\n\t@%%p1 bra "
         "\t$L__BB0_1;\n\n$L__BB0_1:\n\tret;\n\n}\n\n",
         name, name, name);
   write("k.ptx", ptx);
