@@ -220,17 +220,24 @@ struct RowTile {
             *reinterpret_cast<const Chunk*>(tile + place(row, c));
     }
   }
-  // f(row, column, x, the next) for the numbers of whole rows that this warp has stored last, two neighbours at a time.
-  // Lanes have neighbouring pairs.
-  template <class F>
-  __device__ static void each_stored_pair(size_t T, size_t row0, size_t D, const bf16* tile, F f) {
-    const int lane = threadIdx.x % 32, warp_row = threadIdx.x / 32 * 16;
+  // f(row, column, four, load(row, column)) for the numbers of whole rows that this warp has stored last, four neighbours
+  // at a time. Neighbouring lanes have neighbouring quads. The next one's load is on its way while one is at work.
+  template <class Load, class F>
+  __device__ static void each_stored_quad(size_t T, size_t row0, size_t D, const bf16* tile, Load load, F f) {
+    constexpr int quads = 16 * columns / 4;
+    const auto where = [&](int i, auto g) {
+      const int row = int(threadIdx.x) / 32 * 16 + i / (columns / 4), d = i % (columns / 4) * 4;
+      if (i < quads && row0 + row < T && inside(d, D)) g(row, d);
+    };
+    FourBf16 next = {};
+    const auto ask = [&](int i) { where(i, [&](int row, int d) { next = load(row0 + row, d); }); };
+    const int lane = threadIdx.x % 32;
+    ask(lane);
 #pragma unroll 1
-    for (int i = lane; i < 16 * columns / 2; i += 32) {
-      const int row = warp_row + i / (columns / 2), d = i % (columns / 2) * 2;
-      if (row0 + row >= T || !inside(d, D)) continue;
-      const bf16* const x = tile + place(row, d / chunk) + d % chunk;
-      f(row0 + row, d, x[0], x[1]);
+    for (int i = lane; i < quads; i += 32) {
+      const FourBf16 now = next;
+      ask(i + 32);
+      where(i, [&](int row, int d) { f(row0 + row, d, load_four(tile + place(row, d / chunk) + d % chunk), now); });
     }
   }
 };
@@ -253,14 +260,22 @@ __device__ inline void end_forward(bf16* o, float* lse, MmaC (&sum)[sums], const
     if (i < s.T && threadIdx.x % 4 == 0) lse[s.stat(b, h, i)] = s.sigmoid() ? 0.0f : lse_of(m[r], l[r]);
   }
   Tile::store(o + s.q_row(b, 0, h), s.q_step(), s.T, i0, 0, s.D, sum, tile);
-  if (gate.y)
-    Tile::each_stored_pair(s.T, i0, s.D, tile, [&](size_t i, int d, float o0, float o1) {
-      using Pair = uint32_t __attribute__((may_alias));
-      const size_t head = (b * s.T + i) * s.H + h, at = head * s.D + d;
-      const bf16* const z = gate.group == 1 ? gate.z + at : gate.z + head;
-      const float score = gate_score(gate.op, z[0]), next = gate.group == 1 ? gate_score(gate.op, z[1]) : score;
-      *reinterpret_cast<Pair*>(gate.y + at) = two_bf16(gate_y(gate.op, o0, score), gate_y(gate.op, o1, next));
-    });
+  if (!gate.y) return;
+  const auto head = [&](size_t i) { return (b * s.T + i) * s.H + h; };
+  with_known_activation<any_gate>(gate.op.act, [&](auto act) {
+    Tile::each_stored_quad(
+        s.T, i0, s.D, tile,
+        [&](size_t i, int d) {
+          if (gate.group == 1) return *reinterpret_cast<const FourBf16*>(gate.z + head(i) * s.D + d);
+          const bf16 z = gate.z[head(i)];
+          return FourBf16{{z, z, z, z}};
+        },
+        [&](size_t i, int d, Quad x, const FourBf16& z) {
+          const GateOp op{act, gate.op.additive, gate.op.scale};
+          for (int k = 0; k < 4; k++) x.v[k] = gate_y(op, x.v[k], gate_score(op, z.v[k]));
+          store_four(gate.y + head(i) * s.D + d, x);
+        });
+  });
 }
 
 }  // namespace gated::attention_bf16
