@@ -220,8 +220,8 @@ struct RowTile {
             *reinterpret_cast<const Chunk*>(tile + place(row, c));
     }
   }
-  // f(row, column, four, load(row, column)) for the numbers of whole rows that this warp has stored last, four neighbours
-  // at a time. Neighbouring lanes have neighbouring quads. The next one's load is on its way while one is at work.
+  // f(row, column, quad, load(row, column)) for the numbers of whole rows that this warp has stored last. Neighbouring
+  // lanes have neighbouring quads. The next one's load is on its way while one is at work.
   template <class Load, class F>
   __device__ static void each_stored_quad(size_t T, size_t row0, size_t D, const bf16* tile, Load load, F f) {
     constexpr int quads = 16 * columns / 4;
