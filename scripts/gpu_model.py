@@ -206,9 +206,9 @@ def work_of(function, counted, ran={}, warps=1, who={}):
 # ---- what was counted
 
 def annotated(path):
-    """For each line of a kernel's C++ the kind of access, the line of its source, and of wgmma the columns. And for
-    each line of the source the basic blocks that it stands in, by the lines of the C++ where they begin (0: the
-    first)."""
+    """For each line of a kernel's C++ the kind of access, the line of its source, of wgmma the columns, and its basic
+    block. And for each line of the source the basic blocks that it stands in. A basic block is known by the line of the
+    C++ where it begins (0: the first)."""
     lines, source, begun, blocks = {}, "", 0, defaultdict(set)
     for number, text in enumerate(read(path).splitlines(), 1):
         code, _, comment = text.partition("// ")
@@ -300,7 +300,7 @@ def predict(launch, function, resources):
     who = {source: (min(by[block][0] for block in which & by.keys()), max(by[block][1] for block in which & by.keys()))
            for source, which in blocks_of.items() if which & by.keys()}
     for kind, source, _, block in lines.values():
-        if kind != "wgmma":  # (what never ran was not counted)
+        if kind and kind != "wgmma":  # (what never ran was not counted)
             counted[kind, source] += begun.get(block, 0) if kind == "division" else 0
     for number, space, write, runs, _, line_sectors, line_turns, first, last in launch["lines"]:
         kind, source, columns, _ = lines.get(number, (None, "", 0, 0))
