@@ -31,6 +31,7 @@ TEST_CASE("flags: what is wrong is refused by name", "[flags]") {
     CHECK(one_line(message, {row[1]}));
   }
   REQUIRE(parse(words_of("--out=x --evaluate --quantize=nvfp4-w4a4 --smoothquant=0.5 --norm=gated-dyt")) == "");
+  REQUIRE(parse(words_of("--window=16 --window-rope-theta=1")) == "");
 }
 
 TEST_CASE("flags: what is not said follows from what is", "[flags]") {
