@@ -182,7 +182,7 @@ def blocks_at_once(registers, threads, shared):
 # ---- how long one warp takes alone
 
 # Cycles until a result can be used. Sources: gpu_model.py, CONSTANTS.
-LATENCY = {"tensor": 33, "mufu": 23, "fp64": 8, "fma": 4, "integer": 5, "uniform": 8, "control": 1, "wgmma": 1}
+LATENCY = {"tensor": 33, "mufu": 23, "fp64": 8, "fma": 4, "integer": 5, "uniform": 8, "control": 1}
 SHARED, GLOBAL = 29, 570
 OF_MEMORY = [(r"LDG|LD\b|LD\.|ATOM", GLOBAL), (r"LDS|LDSM|SHFL|ATOMS|MATCH", SHARED), (r"LDC|S2R|CS2R", 20)]
 REGISTER = re.compile(r"\b(U?[RP])(\d+)(\.64)?\b")
@@ -219,16 +219,26 @@ def operands(i):
 
 
 class Warp:
-    """One warp that nobody disturbs: instructions in order, one a cycle at most, each when what it reads is there."""
+    """One warp that nobody disturbs: instructions in order, one a cycle at most, each when what it reads is there.
+    Products by wgmma are asked for, and go on beside the warp until it waits for their group."""
 
     def __init__(self):
-        self.now, self.ready, self.pipe_free, self.copies, self.groups = 0, {}, {}, 0, []
+        self.now, self.ready, self.pipe_free, self.copies, self.groups, self.products = 0, {}, {}, 0, [], []
 
     def run(self, instructions):
         for i in instructions:
             writes, reads = operands(i)
             pipe, busy = i.pipe
+            if pipe == "wgmma":
+                self.now += 1
+                self.pipe_free[pipe] = max([self.now, self.pipe_free.get(pipe, 0)] +
+                                           [self.ready.get(r, 0) for r in reads]) + busy
+                if "gsb0" in i.text:  # the last of a group
+                    self.products.append(self.pipe_free[pipe])
+                continue
             start = max([self.now + 1, self.pipe_free.get(pipe, 0)] + [self.ready.get(r, 0) for r in reads])
+            if (left := re.match(r"gsb0, 0x([0-9a-f]+)", i.text)) and i.opcode.startswith("WARPGROUP.DEPBAR"):
+                start = max([start] + self.products[:len(self.products) - int(left[1], 16)])
             if (left := re.match(r"SB0, 0x([0-9a-f]+)", i.text)) and i.opcode.startswith("DEPBAR"):
                 waited_for = self.groups[:len(self.groups) - int(left[1], 16)]
                 start = max([start] + waited_for)

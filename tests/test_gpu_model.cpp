@@ -88,6 +88,20 @@ print({p: pipes[p] for p in ("issue", "tensor", "mufu", "fma", "memory")}, loop[
        "{'issue': 69.0, 'tensor': 80.0, 'mufu': 80.0, 'fma': 10.0, 'memory': 0.0} 6.0 1.0\n");
 }
 
+TEST_CASE("gpu_model: products by wgmma go on beside the warp until it waits for their group", "[scripts]") {
+  const Folder f;
+  // Two groups of 128 cycles, one behind the other. Waits for the first and for both, after no other work and after 200.
+  REQUIRE(f.python(R"(
+import sass
+def code(*opcodes):
+    return [sass.Instruction(0, opcode.split(" ")[0], "", opcode.partition(" ")[2], "") for opcode in opcodes]
+ask = code("HGMMA.64x256x16.F32.BF16 R24, gdesc[UR4], R24, gsb0") * 2
+wait = {n: code(f"WARPGROUP.DEPBAR.LE gsb0, 0x{n}") for n in (0, 1)}
+work = code("FADD R1, R2, R3") * 200
+print([sass.Warp().run(ask + between + wait[n]) for between in ([], work) for n in (1, 0)])
+)") == "[129.0, 257.0, 203, 257.0]\n");
+}
+
 TEST_CASE("gpu_model: occupancy as CUDA's rules have it", "[scripts]") {
   const Folder f;
   // registers, threads, shared memory: by warps; by registers of quarters; by shared memory; by blocks; none
