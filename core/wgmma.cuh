@@ -16,11 +16,11 @@
 //
 //   fence()       wgmma.fence: what this thread has done to its sums is done before what is asked for next
 //   multiply()    x = A B or x + A B, later. Those of one thread are done in the order in which they were asked for.
-//   commit()      what was asked for since the last commit is one group
+//   commit()      what was asked for since the last commit is one group; commit(sums, ...) where it is for several
 //   wait<n>()     until all groups but the newest n are done: their operands may be written over. The sums may be
-//                 touched after wait<0>() alone, since later groups add to the same; wait_for_all() waits for several.
-//                 Of a product whose A is in registers in_use(A) comes behind the wait, so that nothing else is put
-//                 into them before.
+//                 touched after wait<0>() alone, since later groups add to the same.
+//   wait_for_all<n>(sums, ...)   the same for several. The newest n groups, by default none, must be of other sums.
+//   in_use(A)     comes behind the wait of a product whose A is in registers: until there they keep it.
 //
 // A kernel gives each thread the same number of registers. give_registers<n>() leaves n to each of a warpgroup, and
 // take_registers<n>() waits until there are n for each: all threads of the warpgroup come there (setmaxnreg).
@@ -161,9 +161,13 @@ class WgmmaSums {
   }
 };
 
-template <class... Sums>
+template <class Sums, class... More>
+__device__ void commit(Sums& sums, More&...) {
+  sums.commit();
+}
+template <int newest = 0, class... Sums>
 __device__ void wait_for_all(Sums&... sums) {
-  asm volatile("wgmma.wait_group.sync.aligned 0;" ::: "memory");
+  asm volatile("wgmma.wait_group.sync.aligned %0;" ::"n"(newest) : "memory");
   (sums.change(), ...);
 }
 template <int count>
@@ -208,7 +212,7 @@ class WgmmaSums {
   }
   template <bool b_along>
   void multiply(const MmaA& a, uint64_t b, bool add) {
-    ask({.a = wgmma_descriptor(0, 0, 0), .b = b, .b_along = b_along, .add = add, .in_registers = true, .registers = a});
+    ask({.a = wgmma_descriptor(0, 0, 0), .b = b, .b_along = b_along, .add = add, .in_registers = &a, .registers = a});
   }
 
   template <int pending>
@@ -216,9 +220,11 @@ class WgmmaSums {
     fenced_ = false;
     if (done_ == asked_) return;
     WgmmaSums* record = this;
-    for (; done_ < asked_ && products_[done_ % most].group + pending < group_; done_++) {
+    for (; done_ < asked_ && oldest().group + pending < group_; done_++) {
+      require(!oldest().in_registers || !memcmp(oldest().in_registers, &oldest().registers, sizeof(MmaA)),
+              "wgmma: a factor in registers was written over before its product was waited for");
       simt::collective(~0u, record, multiply_of_warp, at);
-      if (simt::under_race_shadow && simt::lane() == 0) read_operands(products_[done_ % most]);
+      if (simt::under_race_shadow && simt::lane() == 0) read_operands(oldest());
     }
     if (done_ == asked_) memcpy(x, under_way_, sizeof x);
   }
@@ -228,11 +234,11 @@ class WgmmaSums {
     uint64_t a, b;
     bool a_along = false, b_along, add;
     size_t group = 0;
-    bool in_registers = false;  // A: this lane's part of it
+    const MmaA* in_registers = nullptr;  // A: this lane's part of it, and what it was when it was asked for
     MmaA registers = {};
     bool is_of_same_warp(const Product& p) const {
       return a == p.a && b == p.b && a_along == p.a_along && b_along == p.b_along && add == p.add && group == p.group &&
-             in_registers == p.in_registers;
+             !in_registers == !p.in_registers;
     }
   };
   void ask(Product p) {
@@ -296,6 +302,10 @@ class WgmmaSums {
 };
 
 template <class... Sums>
+void commit(Sums&... sums) {
+  (sums.commit(), ...);
+}
+template <int newest = 0, class... Sums>
 void wait_for_all(Sums&... sums) {
   (sums.template wait<0>(), ...);
 }

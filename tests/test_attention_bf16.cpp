@@ -194,6 +194,12 @@ TEST_CASE("attention_bf16: infinities and NaN come out as NaN", "[attention_bf16
     REQUIRE(std::isfinite(t.o.ref[4 * D + 1]));
     REQUIRE(std::isfinite(float(t.dv.ref[65 * D])));
     t.on_every_device();
+
+    Inputs sunk(s, plain, Kind::sink);
+    sunk.logit[0] = NAN;
+    Attended u(sunk, Nan::expected);
+    REQUIRE(std::isnan(u.lse.ref[s.T - 1]));
+    u.on_every_device();
   }
 }
 

@@ -47,7 +47,8 @@ enum class Mistake {
   waits_for_too_few,
   writes_too_early,
   touches_sums,
-  plain_descriptor
+  plain_descriptor,
+  changes_factor
 };
 
 // A tile (n,depth) as wgmma reads it: along k, or along n in groups of 64, of `lines` lines each.
@@ -97,7 +98,7 @@ __global__ void product_kernel(float* out, const bf16* A, const bf16* B, const f
 
 // 64 x `columns` x 16 with A in registers, as mma has it, columns of B along the lines.
 template <int columns, int lines>
-__global__ void registers_kernel(float* out, const bf16* A, const bf16* B, const float* C) {
+__global__ void registers_kernel(float* out, const bf16* A, const bf16* B, const float* C, Mistake mistake) {
   DYNAMIC_SHARED(unsigned char, shared);
   unsigned char* const tile = group_boundary(shared);
   put(tile, B, columns, 16, true, lines);
@@ -105,7 +106,7 @@ __global__ void registers_kernel(float* out, const bf16* A, const bf16* B, const
   const auto two = [&](int row, int k) {
     return A[row * depth + k].bits | uint32_t(A[row * depth + k + 1].bits) << 16;
   };
-  const MmaA a[] = {{{two(first, 2 * t), two(first + 8, 2 * t), two(first, 2 * t + 8), two(first + 8, 2 * t + 8)}}};
+  MmaA a[] = {{{two(first, 2 * t), two(first + 8, 2 * t), two(first, 2 * t + 8), two(first + 8, 2 * t + 8)}}};
   WgmmaSums<columns> sums;
   for_wgmma_sums(0, columns / 2, [&](int i, int m, int n) { sums.x[i] = C[m * columns + n]; });
   fence_proxy_async();
@@ -113,6 +114,7 @@ __global__ void registers_kernel(float* out, const bf16* A, const bf16* B, const
   sums.fence();
   sums.template multiply<true>(a[0], wgmma_descriptor(shared_address(tile), 128 * lines, 1024), true);
   sums.commit();
+  if (mistake == Mistake::changes_factor) a[0].x[3] = 0;
   wait_for_all(sums);
   in_use(a);
   for_wgmma_sums(0, columns / 2, [&](int i, int m, int n) { out[m * columns + n] = sums.x[i]; });
@@ -152,10 +154,10 @@ TEST_CASE("wgmma: sums of the definition, tiles along k and along rows", "[wgmma
 }
 
 TEST_CASE("wgmma: a factor in registers", "[wgmma][bitwise]") {
-  require_right(registers_kernel<64, 64>, 64, 16, true);
-  require_right(registers_kernel<128, 64>, 128, 16, true);
-  require_right(registers_kernel<256, 64>, 256, 16, true);
-  require_right(registers_kernel<256, 32>, 256, 16, true);
+  require_right(registers_kernel<64, 64>, 64, 16, true, Mistake::none);
+  require_right(registers_kernel<128, 64>, 128, 16, true, Mistake::none);
+  require_right(registers_kernel<256, 64>, 256, 16, true, Mistake::none);
+  require_right(registers_kernel<256, 32>, 256, 16, true, Mistake::none);
 }
 
 TEST_CASE("wgmma: the environment may leave it out, and name fewer multiprocessors", "[wgmma][bitwise]") {
@@ -207,6 +209,12 @@ TEST_CASE("wgmma: what a kernel does too early is seen", "[wgmma]") {
     CHECK(contains(refused(mistake), "expected a fence"));
   CHECK(contains(refused(Mistake::touches_sums), "written to before they were waited for"));
   CHECK(contains(refused(Mistake::plain_descriptor), "swizzle of 128 bytes"));
+  CHECK(contains(refusal([&] {
+                   std::vector<float> out(t.C.size());
+                   simt::launch(registers_kernel<most_columns, 64>, 1, wgmma_threads, shared_bytes, out.data(),
+                                A.data(), B.data(), t.C.data(), Mistake::changes_factor);
+                 }),
+                 "a factor in registers was written over"));
 }
 
 #endif

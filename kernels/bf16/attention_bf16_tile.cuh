@@ -56,21 +56,20 @@ struct Rows {
 };
 
 // Which of the queries i0 .. i0 + queries - 1, as far as they are tokens, see which of the keys j0 .. j0 + keys - 1.
-// Differences of rows are below 64, so what is beyond 128 may be 128: small integers will do.
+// There are fewer than 2^31 tokens: a grid of tiles has no more (grid_tiles()), nor has what TMA copies.
 class Mask {
  public:
   __device__ Mask(const AttentionShape& s, size_t i0, int queries, size_t j0, int keys)
-      : behind_(small(ptrdiff_t(i0 - j0))),
-        reach_(small(ptrdiff_t(s.reach() - (i0 - j0)))),
-        tokens_(small(ptrdiff_t(s.T - i0))),
-        all_(behind_ >= keys - 1 && queries <= reach_ && queries <= tokens_) {}
+      : behind_(int(i0) - int(j0)),
+        reach_(int(s.reach())),
+        tokens_(int(s.T) - int(i0)),
+        all_(behind_ >= keys - 1 && behind_ + queries <= reach_ && queries <= tokens_) {}
   __device__ bool all() const { return all_; }
   __device__ bool operator()(int query, int key) const {
-    return query < tokens_ && query + behind_ >= key && query - key < reach_;
+    return query < tokens_ && unsigned(behind_ + (query - key)) < unsigned(reach_);
   }
 
  private:
-  __device__ static int small(ptrdiff_t x) { return x > 128 ? 128 : x < -128 ? -128 : int(x); }
   int behind_, reach_, tokens_;
   bool all_;
 };
@@ -95,6 +94,12 @@ __device__ inline void weights_of(MmaC (&x)[tiles], AttentionScore score, float 
   });
 }
 
+// The larger of two scores. fmaxf is one instruction where max_of is two. It leaves open which of +0 and -0 is larger,
+// but both weigh alike. And it loses a NaN, but that makes a NaN of its own weight, and a sink's one of alpha.
+__device__ inline float larger(float x, float y) {
+  return fmaxf(x, y);
+}
+
 // A tile of scores c becomes the weights of the online softmax, as far as the two rows of a lane go: -inf is the score
 // of a masked pair, m and l are those of the tiles before and become those with this one, and alpha is what sums over
 // values are multiplied by.
@@ -105,13 +110,13 @@ __device__ inline void online_softmax(MmaC (&score)[block / 8], float (&m)[2], f
   if (kind == AttentionScore::softmax)
 #pragma unroll
     for (int r = 0; r < 2; r++) {
-      float largest = max_of(score[0].x[2 * r], score[0].x[2 * r + 1]);
+      float largest = larger(score[0].x[2 * r], score[0].x[2 * r + 1]);
 #pragma unroll
       for (int n = 1; n < int(block) / 8; n++)
-        largest = max_of(max_of(score[n].x[2 * r], score[n].x[2 * r + 1]), largest);
-      for (int flip = 1; flip < 4; flip *= 2) largest = max_of(__shfl_xor_sync(0xffffffffu, largest, flip), largest);
+        largest = larger(larger(score[n].x[2 * r], score[n].x[2 * r + 1]), largest);
+      for (int flip = 1; flip < 4; flip *= 2) largest = larger(__shfl_xor_sync(0xffffffffu, largest, flip), largest);
       const float before = m[r];
-      m[r] = max_of(largest * scale, before);
+      m[r] = larger(largest * scale, before);
       base[r] = finite_max(m[r]);
       alpha[r] = short_exp2(before - base[r]);
     }
@@ -119,9 +124,9 @@ __device__ inline void online_softmax(MmaC (&score)[block / 8], float (&m)[2], f
   // Columns of a lane are 2t and 2t + 1 mod 8: two of the eight sums.
 #pragma unroll
   for (int r = 0; r < 2; r++) {
-    float even = 0.0f, odd = 0.0f;
+    float even = score[0].x[2 * r], odd = score[0].x[2 * r + 1];
 #pragma unroll
-    for (int n = 0; n < int(block) / 8; n++) {
+    for (int n = 1; n < int(block) / 8; n++) {
       even = even + score[n].x[2 * r];
       odd = odd + score[n].x[2 * r + 1];
     }

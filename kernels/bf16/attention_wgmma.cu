@@ -14,8 +14,9 @@
 //        o = alpha o + P tile_b                                left factor in registers
 //        dq += dS tile_a     or     dk += dS tile_a, dv += P tile_b
 //
-//   The tensor core is idle while a warpgroup makes P and dS. Then the other one multiplies: nothing ties the two
-//   together but the ring, in which one may be a few tiles ahead.
+//   While a warpgroup makes P and dS, the tensor core has what the other one asks for: nothing ties the two together
+//   but the ring, in which one may be ahead. And where registers and ring have room for it (Plan::beside), it has the
+//   sums of this one's pair before to do (for_each_pair).
 //
 // Barriers are those of kernels/bf16/matmul_wgmma.cu, `full` and `empty` for each stage of the ring, and for what is
 // own. That is given back as soon as the last products are done, so that the next item's comes while this one's sums
@@ -39,11 +40,11 @@
 // Why the bits stay: S, dP and the sums are chains of the same steps in the same order; what becomes of them in between
 // is the same code.
 //
-// What is still to come: S of the next tile asked for before the sums of this one are waited for.
 // tests/test_attention_bf16.cpp
 #include "kernels/bf16/attention_wgmma.h"
 
 #include <algorithm>
+#include <type_traits>
 
 #include "core/launch.cuh"
 #include "core/tma.cuh"
@@ -91,7 +92,9 @@ struct Plan {
   using Other = Tile<D, tile_rows>;
   static constexpr uint32_t pair = 2 * Other::bytes, own_bytes = sets * owns * Own::bytes;
   static constexpr size_t stored = wide ? 0 : own_rows * D;  // elements with a place of their own
-  static constexpr int stages = wide ? (tile_rows == 32 ? 3 : 2) : D == 64 ? 4 : 3;
+  static constexpr int stages = wide ? (tile_rows == 32 ? 3 : 2) : D == 64 || owns == 1 ? 4 : 3;
+  // Two sums of 64 x 128, the scores and the factors of both would be more than a thread has registers.
+  static constexpr bool beside = rows_are_keys ? D == 64 : !wide;
   static constexpr int barriers = 3 + 2 * stages;
   static constexpr size_t shared =
       own_bytes + stages * size_t{pair} + stored * sizeof(bf16) + barriers * sizeof(Mbarrier) + wgmma_group_bytes;
@@ -195,15 +198,14 @@ __device__ void multiply(WgmmaSums<rows>& x, uint32_t own, uint32_t tile) {
 #pragma unroll
   for (int d = 0; d < D; d += int(mma_depth))
     x.template multiply<false, false>(Tile<D>::rows(own, d), Tile<D, rows>::rows(tile, d), d > 0);
-  x.commit();
 }
 
 // Columns of sums, rounded: the left factors of a step for each 16.
 template <int rows>
 struct Factors {
-  MmaA step[rows / mma_depth];
+  MmaA step[rows / mma_depth] = {};
   template <class At>
-  __device__ explicit Factors(At at) {
+  __device__ void round(At at) {
 #pragma unroll
     for (int i = 0; i < rows / 2; i += 2) step[i / 8].x[i / 2 % 4] = two_bf16(at(i), at(i + 1));
   }
@@ -216,7 +218,6 @@ __device__ void accumulate(WgmmaSums<D>& to, const Factors<rows>& factors, uint3
 #pragma unroll
   for (int k = 0; k < rows / int(mma_depth); k++)
     to.template multiply<true>(factors.step[k], Tile<D, rows>::columns(tile, k * int(mma_depth)), true);
-  to.commit();
 }
 
 __device__ inline float2 load_two(const float* x) {
@@ -260,8 +261,41 @@ struct Consumer {
   bf16* stored;
 };
 
+// The ring as a consumer sees it.
+template <class P>
+struct Ring {
+  const Shared<P>& memory;
+  const bool arrives;  // for its warp
+  unsigned taken = 0;
+
+  // Waits for the next pair, and says where it is.
+  __device__ uint32_t take() {
+    const unsigned stage = wait();
+    return of_warp(shared_address(memory.ring) + stage * P::pair);
+  }
+  // Gives back the pair that was taken last; the one before it.
+  __device__ void give() const { give(taken - 1); }
+  __device__ void give_before() const { give(taken - 2); }
+  // Only the other consumer needs this one.
+  __device__ void skip() {
+    wait();
+    __syncwarp();  // no lane waits any more for what is given back
+    give();
+  }
+
+ private:
+  __device__ void give(unsigned pair) const {
+    if (arrives) memory.empty[pair % P::stages].arrive();
+  }
+  __device__ unsigned wait() {
+    const unsigned stage = taken % P::stages;
+    memory.full[stage].wait(taken++ / P::stages % 2);
+    return stage;
+  }
+};
+
 // A block's work. f(item, consumer, walk) is called for each of its items by the threads of the consumers; there
-// walk(g) calls g(head, row, pair) for each pair of tiles that is theirs: head of the others' group, its first row.
+// walk(g) calls g(ring, head) for each head of the others' group, and g takes the pairs from item.first to item.last.
 template <int D, bool rows_are_keys, int owns, class F>
 __device__ __forceinline__ void for_each_item(unsigned char* shared, const Maps& maps, const AttentionShape& s,
                                               unsigned items, F f) {
@@ -273,35 +307,83 @@ __device__ __forceinline__ void for_each_item(unsigned char* shared, const Maps&
     return;
   }
   take_registers<consumer_registers>();
-  constexpr unsigned stages = P::stages;
   const unsigned heads = rows_are_keys ? unsigned(s.group()) : 1;
   const uint32_t own = of_warp(shared_address(memory.own) + P::set() * owns * P::Own::bytes);
-  const bool arrives = threadIdx.x % 32 == 0;  // for its warp
-  unsigned n = 0, taken = 0;
+  Ring<P> ring{memory, threadIdx.x % 32 == 0};
+  unsigned taken = 0;
   for (unsigned i = blockIdx.x; i < items; i += gridDim.x, taken++) {
     const Item<P, rows_are_keys> item(s, i);
     const auto walk = [&](auto g) {
       memory.own_full->wait(taken % 2);
 #pragma unroll 1
-      for (unsigned head = 0; head < heads; head++)
+      for (unsigned head = 0; head < heads; head++) {
 #pragma unroll 1
-        for (unsigned row = item.begin; row < item.end; row += P::tile_rows, n++) {
-          memory.full[n % stages].wait(n / stages % 2);
-          if (row >= item.first && row < item.last)
-            g(head, row, of_warp(shared_address(memory.ring) + n % stages * P::pair));
-          else
-            __syncwarp();  // no lane waits any more for what is given back
-          if (arrives) memory.empty[n % stages].arrive();
-        }
-      if (arrives) (P::wide ? memory.own_done : memory.own_empty)->arrive();
+        for (unsigned row = item.begin; row < item.first; row += P::tile_rows) ring.skip();
+        g(ring, head);
+#pragma unroll 1
+        for (unsigned row = item.last; row < item.end; row += P::tile_rows) ring.skip();
+      }
+      if (ring.arrives) (P::wide ? memory.own_done : memory.own_empty)->arrive();
       if (P::wide) memory.own_done->wait(taken % 2);
     };
     f(item, Consumer{own, item.row0 + P::set() * unsigned(block), memory.stored}, walk);
     if (!P::wide) continue;
     fence_proxy_async();  // copies come over what was stored
     __syncwarp();
-    if (arrives) memory.own_empty->arrive();
+    if (ring.arrives) memory.own_empty->arrive();
   }
+}
+
+// A consumer's way through the pairs of an item that are its own, in steps that each kernel has:
+//   ask(pair)                   asks for S, and in backward for dP
+//   weigh(newest, head, row)    waits for them, while the newest groups may be under way; makes weights, or gradients.
+//                               row: the pair's first
+//   round()                     makes the next product's left factor of them
+//   add(pair)                   asks for that product, which is added to the sums
+//   finish()                    waits for it
+// Where there is room, the next pair is weighed beside add(pair) (FlashAttention-3's algorithm 2):
+//
+//   tensor core   S1                   S2   sums 1                    S3   sums 2
+//   consumer         weigh 1   round 1    weigh 2    finish   round 2    weigh 3    finish   round 3
+//
+template <class Item, class Walk, class Ask, class Weigh, class Round, class Add, class Finish>
+__device__ __forceinline__ void for_each_pair(const Item& item, Walk walk, Ask ask, Weigh weigh, Round round, Add add,
+                                              Finish finish) {
+  constexpr std::integral_constant<int, 0> none;
+  constexpr std::integral_constant<int, 1> one;
+  walk([&]<class P>(Ring<P>& ring, unsigned head) {
+    if constexpr (!P::beside) {
+#pragma unroll 1
+      for (unsigned row = item.first; row < item.last; row += P::tile_rows) {
+        const uint32_t pair = ring.take();
+        ask(pair);
+        weigh(none, head, row);
+        round();
+        add(pair);
+        finish();
+        ring.give();
+      }
+    } else if (item.first < item.last) {
+      uint32_t pair = ring.take();
+      ask(pair);
+      weigh(none, head, item.first);
+      round();
+#pragma unroll 1
+      for (unsigned row = item.first + P::tile_rows; row < item.last; row += P::tile_rows) {
+        const uint32_t next = ring.take();
+        ask(next);
+        add(pair);
+        weigh(one, head, row);
+        finish();
+        ring.give_before();
+        round();
+        pair = next;
+      }
+      add(pair);
+      finish();
+      ring.give();
+    }
+  });
 }
 
 }  // namespace attention_wgmma
@@ -327,27 +409,39 @@ __global__ void __launch_bounds__(attention_wgmma::threads, 1)
     for (int j = 0; j < sum.count; j++)
       sum.x[j] = sink.value ? sink.value[item.head * D + column_of_lane(j / 4, j)] : 0.0f;
 
-    walk([&](unsigned, unsigned j0, uint32_t pair) {
-      WgmmaSums<int(block)> sums;
-      multiply<D>(sums, me.own, pair);
-      wait_for_all(sums);
-      MmaC score[block / 8];
-      as_tiles(score, sums);
+    WgmmaSums<int(block)> scores;
+    MmaC weights[block / 8];
+    float alpha[2];
+    Factors<int(block)> factors;
+    const auto ask = [&](uint32_t pair) {
+      multiply<D>(scores, me.own, pair);
+      commit(scores);
+    };
+    const auto weigh = [&](auto newest, unsigned, unsigned j0) {
+      wait_for_all<newest>(scores);
+      as_tiles(weights, scores);
       if (const Mask seen(s, me.row0, block, j0, block); !seen.all())
 #pragma unroll
-        for (int j = 0; j < sums.count; j++)
-          if (!seen(own_row(j / 2 % 2), column_of_lane(j / 4, j))) score[j / 4].x[j % 4] = -INFINITY;
-      float alpha[2];
-      online_softmax(score, m, l, alpha, s.score, s.bias, scale);
-      // Once the largest scores have come, no sum of a warp changes.
+        for (int j = 0; j < scores.count; j++)
+          if (!seen(own_row(j / 2 % 2), column_of_lane(j / 4, j))) weights[j / 4].x[j % 4] = -INFINITY;
+      online_softmax(weights, m, l, alpha, s.score, s.bias, scale);
+    };
+    const auto round = [&] {
+      // Once the largest scores have come, alpha is 1 for all rows of a warp.
       if (__ballot_sync(0xffffffffu, alpha[0] != 1.0f || alpha[1] != 1.0f))
 #pragma unroll
         for (int j = 0; j < sum.count; j++) sum.x[j] = sum.x[j] * alpha[j / 2 % 2];
-      const Factors<int(block)> factors([&](int j) { return score[j / 4].x[j % 4]; });
+      factors.round([&](int j) { return weights[j / 4].x[j % 4]; });
+    };
+    const auto add = [&](uint32_t pair) {
       accumulate<D>(sum, factors, pair + Tile<D>::bytes);
+      commit(sum);
+    };
+    const auto finish = [&] {
       wait_for_all(sum);
       in_use(factors.step);
-    });
+    };
+    for_each_pair(item, walk, ask, weigh, round, add, finish);
     MmaC ended[D / 8];
     as_tiles(ended, sum);
     end_forward<RowTile<D, true>>(o, lse, ended, m, l, s, item.b, item.head, item.row0, me.stored, gate);
@@ -377,11 +471,15 @@ __global__ void __launch_bounds__(attention_wgmma::threads, 1)
           sink.key ? fused(sink_weight[j / 2 % 2], sink.key[item.head * D + column_of_lane(j / 4, j)], 0.0f) : 0.0f;
 
     using P = Plan<D, false, 2>;
-    walk([&](unsigned, unsigned j0, uint32_t pair) {
-      WgmmaSums<P::tile_rows> score, ds;
+    WgmmaSums<P::tile_rows> score, ds;
+    Factors<P::tile_rows> factors;
+    const auto ask = [&](uint32_t pair) {
       multiply<D>(score, me.own, pair);
       multiply<D>(ds, me.own + P::Own::bytes, pair + P::Other::bytes);
-      wait_for_all(score, ds);
+      commit(score, ds);
+    };
+    const auto weigh = [&](auto newest, unsigned, unsigned j0) {
+      wait_for_all<newest>(score, ds);
       by_score(s.score, [&]<AttentionScore kind>() {
 #pragma unroll
         for (int j = 0; j < score.count; j++) {
@@ -390,16 +488,21 @@ __global__ void __launch_bounds__(attention_wgmma::threads, 1)
           ds.x[j] = gradient_of(kind, p, ds.x[j], delta_i[r]);
         }
       });
-      const Mask seen(s, me.row0, block, j0, P::tile_rows);
-      if (!seen.all())
+      if (const Mask seen(s, me.row0, block, j0, P::tile_rows); !seen.all())
 #pragma unroll
         for (int j = 0; j < ds.count; j++)
           if (!seen(own_row(j / 2 % 2), column_of_lane(j / 4, j))) ds.x[j] = 0.0f;
-      const Factors<P::tile_rows> factors([&](int j) { return ds.x[j]; });
+    };
+    const auto round = [&] { factors.round([&](int j) { return ds.x[j]; }); };
+    const auto add = [&](uint32_t pair) {
       accumulate<D>(sum, factors, pair);
+      commit(sum);
+    };
+    const auto finish = [&] {
       wait_for_all(sum);
       in_use(factors.step);
-    });
+    };
+    for_each_pair(item, walk, ask, weigh, round, add, finish);
     store<D>(dq + s.q_row(item.b, 0, item.head), s.q_step(), s.T, item.row0, sum, scale, me.stored);
   });
 }
@@ -419,21 +522,23 @@ __global__ void __launch_bounds__(attention_wgmma::threads, 1)
 #pragma unroll
       for (int j = 0; j < dk_sum.count; j++) dk_sum.x[j] = dv_sum.x[j] = 0.0f;
 
-      walk([&](unsigned head, unsigned i0, uint32_t pair) {
-        // A lane keeps the numbers of two queries of a tile, and gets those of its columns from the lanes that have
-        // them.
+      WgmmaSums<int(block)> p, ds;
+      Factors<int(block)> of_v, of_k;
+      const auto ask = [&](uint32_t pair) {
+        multiply<D>(p, me.own, pair);
+        if constexpr (makes_dk) multiply<D>(ds, me.own + P::Own::bytes, pair + P::Other::bytes);
+        commit(p, ds);
+      };
+      const auto weigh = [&](auto newest, unsigned head, unsigned i0) {
+        // A lane has the numbers of two queries of a tile, and gets those of its columns from the lanes that have them.
         const size_t queries = s.stat(item.b, item.head * s.group() + head, i0) + 2 * size_t(lane);
         const float2 two_bases = s.sigmoid() ? float2{-s.bias, -s.bias} : load_two(lse + queries),
                      two_deltas = load_two(delta + queries);
         const float base_x = for_weights(s.score, two_bases.x), base_y = for_weights(s.score, two_bases.y);
-        WgmmaSums<int(block)> p, ds;
-        multiply<D>(p, me.own, pair);
-        if constexpr (makes_dk) {
-          multiply<D>(ds, me.own + P::Own::bytes, pair + P::Other::bytes);
-          wait_for_all(p, ds);
-        } else {
-          wait_for_all(p);
-        }
+        if constexpr (makes_dk)
+          wait_for_all<newest>(p, ds);
+        else
+          wait_for_all<newest>(p);
         by_score(s.score, [&]<AttentionScore kind>() {
 #pragma unroll
           for (int c = 0; c < int(block) / 8; c++) {
@@ -447,22 +552,29 @@ __global__ void __launch_bounds__(attention_wgmma::threads, 1)
             }
           }
         });
-        const Mask seen(s, i0, block, me.row0, block);
-        if (!seen.all())
+        if (const Mask seen(s, i0, block, me.row0, block); !seen.all())
 #pragma unroll
           for (int j = 0; j < p.count; j++)
             if (!seen(column_of_lane(j / 4, j), own_row(j / 2 % 2))) p.x[j] = ds.x[j] = 0.0f;
-        const Factors<int(block)> of_v([&](int j) { return p.x[j]; }),
-            of_k([&](int j) { return makes_dk ? ds.x[j] : 0; });
+      };
+      const auto round = [&] {
+        of_v.round([&](int j) { return p.x[j]; });
+        if constexpr (makes_dk) of_k.round([&](int j) { return ds.x[j]; });
+      };
+      const auto add = [&](uint32_t pair) {
         if constexpr (makes_dv) accumulate<D>(dv_sum, of_v, pair + P::Other::bytes);
         if constexpr (makes_dk) accumulate<D>(dk_sum, of_k, pair);
+        commit(dv_sum, dk_sum);
+      };
+      const auto finish = [&] {
         if constexpr (makes_dk && makes_dv)
           wait_for_all(dv_sum, dk_sum);
         else
           wait_for_all(makes_dk ? dk_sum : dv_sum);
         if constexpr (makes_dv) in_use(of_v.step);
         if constexpr (makes_dk) in_use(of_k.step);
-      });
+      };
+      for_each_pair(item, walk, ask, weigh, round, add, finish);
       const size_t head = s.kv_row(item.b, 0, item.head);
       // (rows of a lane are those of the block's consumers; in dv alone they are the second's)
       if constexpr (makes_dk) store<D>(dk + head, s.kv_step(), s.T, item.row0, dk_sum, scale, me.stored);
