@@ -90,7 +90,7 @@ print({p: pipes[p] for p in ("issue", "tensor", "mufu", "fma", "memory")}, loop[
 
 TEST_CASE("gpu_model: products by wgmma go on beside the warp until it waits for their group", "[scripts]") {
   const Folder f;
-  // Two groups of 128 cycles, one behind the other. Waits for the first and for both, after no work and after 200 of it.
+  // Two groups of 128 cycles, one behind the other. Waits for the first and for both, after no work and after 200.
   REQUIRE(f.python(R"(
 import sass
 def code(*opcodes):
