@@ -46,6 +46,7 @@ import re
 import subprocess
 import tempfile
 from collections import Counter, defaultdict
+from typing import NamedTuple
 
 import gpu_calibration
 import sass
@@ -287,48 +288,75 @@ def plain(names):
     return dict(zip(names, map(short, text.splitlines())))
 
 
+class Line(NamedTuple):
+    """What the blocks that ran did in a line of a kernel's C++ (ptx/count.cpp)."""
+    number: int
+    space: str  # whose memory: global or shared; or warp: runs are a warp's, first and last are warps
+    write: int
+    runs: int
+    bytes: int
+    sectors: int
+    turns: int
+    first: int  # address
+    last: int  # one more
+
+
+def runs_of_warp(launch, lines, blocks_of, warps):
+    """What executions() and work_of() want to know of an average one of a block's warps: how often it runs accesses, by
+    kind and line of the source, and how often lines; and who runs a line. lines, blocks_of: annotated()."""
+    counted, ran, who = defaultdict(float), {}, {}
+    of_block = {0: (1, (0, warps))}  # a basic block's runs, and its first warp and one more than the last
+    for line in launch["lines"]:
+        runs = line.runs / launch["sampled"] / warps
+        kind, source, _, _ = lines.get(line.number, (None, "", 0, 0))
+        if line.space == "warp":
+            of_block[line.number] = (runs, (line.first, line.last))
+        if (line.space == "warp" or kind not in ("ldmatrix", "async", "barrier", "mma", "wgmma", "shuffle") or
+                (kind == "async" and line.space == "global")):
+            # (ptxas names any of the lines around a wgmma: those of a kernel share what was counted)
+            counted[kind, "" if kind == "wgmma" else source] += runs
+    for kind, source, _, block in lines.values():
+        if kind and kind != "wgmma":  # (what never ran was not counted)
+            counted[kind, source] += of_block.get(block, (0,))[0] if kind == "division" else 0
+    for source, blocks in blocks_of.items():
+        runs = [of_block.get(block, (0,))[0] for block in blocks]
+        ran[source] = (2 if len(set(runs)) == 1 else 3, sum(runs) / len(runs))
+        if begun := [of_block[block][1] for block in blocks if block in of_block]:
+            who[source] = (min(first for first, _ in begun), max(last for _, last in begun))
+    return counted, ran, who
+
+
 def predict(launch, function, resources):
     blocks = math.prod(launch["grid"])
     threads = math.prod(launch["block"])
     warps = -(-threads // 32)
-    counted, turns, ranges, sectors, boxes = defaultdict(float), 0, ([], []), 0, 0
+    launch = launch | {"lines": [Line(*line) for line in launch["lines"]]}
     lines, blocks_of = annotated(launch["file"])
-    begun = {0: 1} | {line[0]: line[3] / launch["sampled"] / warps for line in launch["lines"] if line[1] == "warp"}
-    by = {0: (0, warps)} | {line[0]: line[7:] for line in launch["lines"] if line[1] == "warp"}
-    ran = {source: [begun.get(block, 0) for block in which] for source, which in blocks_of.items()}
-    ran = {source: (2 if len(set(r)) == 1 else 3, sum(r) / len(r)) for source, r in ran.items()}
-    who = {source: (min(by[block][0] for block in which & by.keys()), max(by[block][1] for block in which & by.keys()))
-           for source, which in blocks_of.items() if which & by.keys()}
-    for kind, source, _, block in lines.values():
-        if kind and kind != "wgmma":  # (what never ran was not counted)
-            counted[kind, source] += begun.get(block, 0) if kind == "division" else 0
-    for number, space, write, runs, _, line_sectors, line_turns, first, last in launch["lines"]:
-        kind, source, columns, _ = lines.get(number, (None, "", 0, 0))
-        if (space == "warp" or kind not in ("ldmatrix", "async", "barrier", "mma", "wgmma", "shuffle") or
-                (kind == "async" and space == "global")):
-            # (ptxas names any of the lines around a wgmma: those of a kernel share what was counted)
-            counted[kind, "" if kind == "wgmma" else source] += runs / launch["sampled"] / warps
-        turns += line_turns / launch["sampled"]
+    turns, ranges, sectors, boxes = 0, ([], []), 0, 0
+    for line in launch["lines"]:
+        kind, _, columns, _ = lines.get(line.number, (None, "", 0, 0))
+        turns += line.turns / launch["sampled"]
         if kind == "wgmma":  # a quarter of 64 x 16 of A and so many columns x 16 of B, in bf16
-            turns += (64 + columns) * 16 * 2 / 128 / 4 * runs / launch["sampled"]
-        if space == "global":
-            moved = line_sectors * 32 / launch["sampled"] * blocks
+            turns += (64 + columns) * 16 * 2 / 128 / 4 * line.runs / launch["sampled"]
+        if line.space == "global":
+            moved = line.sectors * 32 / launch["sampled"] * blocks
             sectors += moved
             boxes += moved if kind == "box" else 0
-            ranges[write].append((first, last, moved))
+            ranges[line.write].append((line.first, line.last, moved))
     shared = resources.shared + launch["dynamic"]
     at_once = sass.blocks_at_once(resources.registers, threads, shared)
+    counted, ran, who = runs_of_warp(launch, lines, blocks_of, warps)
     pipes, alone, loop = work_of(function, counted, ran, warps, who)
     memory = sum(min(span, moved) for read_or_written in ranges for span, moved in union(read_or_written))
     terms = times_of(blocks, warps, at_once, {p: c * warps for p, c in pipes.items()}, turns, alone, sectors - boxes,
                      boxes, memory)
-    bank = sum(l[6] for l in launch["lines"] if l[1] == "shared")
-    least = sum(max(l[4] / 128, l[3] if l[4] else 0) for l in launch["lines"] if l[1] == "shared")
+    in_shared = [line for line in launch["lines"] if line.space == "shared"]
+    least = sum(max(line.bytes / 128, line.runs if line.bytes else 0) for line in in_shared)
     return {"launches": launch["times"], "grid": launch["grid"], "threads": threads, "registers": resources.registers,
             "shared": shared, "spilled": resources.stack, "blocks at once": at_once, "warps at once": at_once * warps,
             "waves": blocks / (C["multiprocessors"] * max(at_once, 1)), "loop": loop,
             "slots a warp": pipes["issue"], "L2 bytes": sectors, "of boxes": boxes, "memory bytes": memory,
-            "turns of banks over the least": bank / least if least else None,
+            "turns of banks over the least": sum(line.turns for line in in_shared) / least if least else None,
             "terms": terms, "bound by": max(terms, key=terms.get), "seconds": combined(terms)}
 
 
