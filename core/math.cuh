@@ -60,10 +60,20 @@ HD double exact_sqrt(double x) {
   return sqrt(x);
 }
 
-// Not fmaxf, which leaves open which of +0 and -0 is larger. With a NaN it gives b.
+// With a NaN, and of +0 and -0, it gives b.
 template <class T>
 HD T max_of(T a, T b) {
   return a > b ? a : b;
+}
+// PTX's max.f32, one instruction on a GPU: with one NaN the other number, and +0 is larger than -0. (fmaxf alone leaves
+// open which of the two zeros is larger.)
+HD float max_number(float a, float b) {
+#ifdef __CUDA_ARCH__
+  return fmaxf(a, b);
+#else
+  if (a != a || b != b) return a != a ? b : a;
+  return a == b ? bits_float(float_bits(a) & float_bits(b)) : max_of(a, b);
+#endif
 }
 
 // v cut to [-bound, bound]; a NaN stays.

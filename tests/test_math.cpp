@@ -198,18 +198,41 @@ TEST_CASE("math: a GPU's quotient in a sigmoid, of every exponential", "[.exhaus
   divides_in_a_sigmoid(0.0f, 1);
 }
 
+namespace {
+
+void has_bits_inside_a_kernel(void (*kernel)(float*, const float*, size_t), const std::vector<float>& expected) {
+  on_every_device([&](Context& ctx) {
+    if (ctx.device == Device::cpu) return;
+    Guarded x(ctx, inputs()), y(ctx, inputs().size());
+    launch(kernel, dim3(4), dim3(64), 0, ctx, (float*)y, (float*)x, inputs().size());
+    CHECK(bitwise_difference(expected, y.download(), Nan::expected) == "");
+  });
+}
+
+// x - x is +0, and NaN where x is infinite.
+HD float larger_than_nothing(float x) {
+  return max_number(x, x - x);
+}
+HD float nothing_or_larger(float x) {
+  return max_number(x - x, x);
+}
+
+}  // namespace
+
 TEST_CASE("math: golden fingerprints, and the same bits inside a kernel", "[math][bitwise]") {
   for (const Function& f : functions) {
     const std::vector<float> expected = mapped(f.map, inputs());
     INFO(f.name << " 0x" << std::hex << fingerprint(expected));
     CHECK(fingerprint(expected) == f.golden);
-    on_every_device([&](Context& ctx) {
-      if (ctx.device == Device::cpu) return;
-      Guarded x(ctx, inputs()), y(ctx, inputs().size());
-      launch(f.kernel, dim3(4), dim3(64), 0, ctx, (float*)y, (float*)x, inputs().size());
-      CHECK(bitwise_difference(expected, y.download(), Nan::expected) == "");
-    });
+    has_bits_inside_a_kernel(f.kernel, expected);
   }
+  std::vector<float> larger = inputs();
+  for (float& x : larger)
+    if (std::signbit(x) && !std::isinf(x) && !std::isnan(x)) x = 0;
+  for (auto* f : {map<larger_than_nothing>, map<nothing_or_larger>})
+    CHECK(bitwise_difference(larger, mapped(f, inputs()), Nan::expected) == "");
+  for (auto* kernel : {map_kernel<larger_than_nothing>, map_kernel<nothing_or_larger>})
+    has_bits_inside_a_kernel(kernel, larger);
 }
 
 TEST_CASE("math: limits and special values", "[math]") {
@@ -261,6 +284,13 @@ TEST_CASE("math: fused rounds once, max_of takes the second of equals, sqrt is c
   CHECK(float_bits(max_of(0.0f, -0.0f)) == float_bits(-0.0f));
   CHECK(max_of(NAN, 1.0f) == 1.0f);
   CHECK(std::isnan(max_of(1.0f, NAN)));
+  CHECK(float_bits(max_number(-0.0f, 0.0f)) == float_bits(0.0f));
+  CHECK(float_bits(max_number(0.0f, -0.0f)) == float_bits(0.0f));
+  CHECK(float_bits(max_number(-0.0f, -0.0f)) == float_bits(-0.0f));
+  CHECK(max_number(NAN, -1.0f) == -1.0f);
+  CHECK(max_number(-INFINITY, NAN) == -INFINITY);
+  CHECK(max_number(-2.0f, 3.0f) == 3.0f);
+  CHECK(max_number(3.0f, -2.0f) == 3.0f);
   for (float x : inputs())
     if (x >= 0 && x < INFINITY && float(std::sqrt(double(x))) != exact_sqrt(x)) FAIL("sqrt(" << x << ")");
 }

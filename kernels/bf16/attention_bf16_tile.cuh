@@ -94,15 +94,10 @@ __device__ inline void weights_of(MmaC (&x)[tiles], AttentionScore score, float 
   });
 }
 
-// The larger of two scores. fmaxf is one instruction where max_of is two. It leaves open which of +0 and -0 is larger,
-// but both weigh alike. And it loses a NaN, but that makes a NaN of its own weight, and a sink's one of alpha.
-__device__ inline float larger(float x, float y) {
-  return fmaxf(x, y);
-}
-
 // A tile of scores c becomes the weights of the online softmax, as far as the two rows of a lane go: -inf is the score
 // of a masked pair, m and l are those of the tiles before and become those with this one, and alpha is what sums over
-// values are multiplied by.
+// values are multiplied by. The reference has max_of, which is two instructions. Where max_number differs, no bit does:
+// zeros weigh alike, and a NaN makes a NaN of its own weight, or, where a sink has it, of alpha.
 __device__ inline void online_softmax(MmaC (&score)[block / 8], float (&m)[2], float (&l)[2], float (&alpha)[2],
                                       AttentionScore kind, float bias, float scale) {
   float base[2] = {-bias, -bias};
@@ -110,13 +105,14 @@ __device__ inline void online_softmax(MmaC (&score)[block / 8], float (&m)[2], f
   if (kind == AttentionScore::softmax)
 #pragma unroll
     for (int r = 0; r < 2; r++) {
-      float largest = larger(score[0].x[2 * r], score[0].x[2 * r + 1]);
+      float largest = max_number(score[0].x[2 * r], score[0].x[2 * r + 1]);
 #pragma unroll
       for (int n = 1; n < int(block) / 8; n++)
-        largest = larger(larger(score[n].x[2 * r], score[n].x[2 * r + 1]), largest);
-      for (int flip = 1; flip < 4; flip *= 2) largest = larger(__shfl_xor_sync(0xffffffffu, largest, flip), largest);
+        largest = max_number(max_number(score[n].x[2 * r], score[n].x[2 * r + 1]), largest);
+      for (int flip = 1; flip < 4; flip *= 2)
+        largest = max_number(__shfl_xor_sync(0xffffffffu, largest, flip), largest);
       const float before = m[r];
-      m[r] = larger(largest * scale, before);
+      m[r] = max_number(largest * scale, before);
       base[r] = finite_max(m[r]);
       alpha[r] = short_exp2(before - base[r]);
     }
