@@ -223,7 +223,8 @@ class Warp:
     Products by wgmma are asked for, and go on beside the warp until it waits for their group."""
 
     def __init__(self):
-        self.now, self.ready, self.pipe_free, self.copies, self.groups, self.products = 0, {}, {}, 0, [], []
+        self.now, self.ready, self.pipe_free, self.copies = 0, {}, {}, 0
+        self.groups = {"SB0": [], "gsb0": []}  # when those of cp.async, and of wgmma, are done
 
     def run(self, instructions):
         for i in instructions:
@@ -234,18 +235,16 @@ class Warp:
                 self.pipe_free[pipe] = max([self.now, self.pipe_free.get(pipe, 0)] +
                                            [self.ready.get(r, 0) for r in reads]) + busy
                 if "gsb0" in i.text:  # the last of a group
-                    self.products.append(self.pipe_free[pipe])
+                    self.groups["gsb0"].append(self.pipe_free[pipe])
                 continue
             start = max([self.now + 1, self.pipe_free.get(pipe, 0)] + [self.ready.get(r, 0) for r in reads])
-            if (left := re.match(r"gsb0, 0x([0-9a-f]+)", i.text)) and i.opcode.startswith("WARPGROUP.DEPBAR"):
-                start = max([start] + self.products[:len(self.products) - int(left[1], 16)])
-            if (left := re.match(r"SB0, 0x([0-9a-f]+)", i.text)) and i.opcode.startswith("DEPBAR"):
-                waited_for = self.groups[:len(self.groups) - int(left[1], 16)]
-                start = max([start] + waited_for)
+            if (left := re.match(r"(SB0|gsb0), 0x([0-9a-f]+)", i.text)) and "DEPBAR" in i.opcode:
+                groups = self.groups[left[1]]
+                start = max([start] + groups[:len(groups) - int(left[2], 16)])
             if i.opcode.startswith("LDGSTS"):
                 self.copies = start + GLOBAL
             if i.opcode.startswith("LDGDEPBAR"):
-                self.groups.append(self.copies)
+                self.groups["SB0"].append(self.copies)
             latency = next((n for which, n in OF_MEMORY if re.match(which, i.opcode)), LATENCY.get(pipe, 5))
             for w in writes:
                 self.ready[w] = start + latency
