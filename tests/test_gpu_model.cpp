@@ -102,6 +102,24 @@ print([sass.Warp().run(ask + between + wait[n]) for between in ([], work) for n 
 )") == "[129.0, 257.0, 203, 257.0]\n");
 }
 
+TEST_CASE("gpu_model: what a warp runs, from what was counted of basic blocks and accesses", "[scripts]") {
+  const Folder f;
+  // Two blocks of four warps. The basic block at 5 is run by each warp once, that at 9 by the last two, once in all.
+  REQUIRE(f.python(R"(
+import gpu_model as m
+lines = [m.Line(5, "warp", 0, 8, 0, 0, 0, 0, 4), m.Line(9, "warp", 0, 4, 0, 0, 0, 2, 4),
+         m.Line(7, "global", 0, 16, 0, 0, 0, 0, 0)]
+counted, ran, who = m.runs_of_warp({"sampled": 2, "lines": lines},
+                                   {7: ("read", "a.cu:1", 0, 5), 10: ("division", "b.cu:2", 0, 9)},
+                                   {"a.cu:1": {5}, "b.cu:2": {5, 9}, "c.cu:3": {9, 11}}, 4)
+print(counted["read", "a.cu:1"], counted["division", "b.cu:2"])
+print(ran)
+print(who)
+)") == "2.0 0.5\n"
+       "{'a.cu:1': (2, 1.0), 'b.cu:2': (3, 0.75), 'c.cu:3': (3, 0.25)}\n"
+       "{'a.cu:1': (0, 4), 'b.cu:2': (0, 4), 'c.cu:3': (2, 4)}\n");
+}
+
 TEST_CASE("gpu_model: occupancy as CUDA's rules have it", "[scripts]") {
   const Folder f;
   // registers, threads, shared memory: by warps; by registers of quarters; by shared memory; by blocks; none
